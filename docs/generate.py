@@ -158,22 +158,22 @@ def sections(hint: Any, path: str, found: dict[type, list[str]]) -> dict[type, l
 
 
 def notes(section: type) -> dict[str, str]:
-    """The comment of each key of a section, beside it or on the lines above it, from its source."""
+    """The comment of each key of a section, on its line or on the lines above, from its source."""
     source = textwrap.dedent(inspect.getsource(section))
     lines = source.splitlines()
-    beside = {
+    trailing = {
         token.start[0]: token.string.lstrip("# ")
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
         if token.type == tokenize.COMMENT
     }
 
     def comment(node: ast.AnnAssign) -> str | None:
-        if node.end_lineno in beside:
-            return beside[node.end_lineno]
+        if node.end_lineno in trailing:
+            return trailing[node.end_lineno]
         first = node.lineno
         while lines[first - 2].lstrip().startswith("#"):
             first -= 1
-        return " ".join(beside[line] for line in range(first, node.lineno)) or None
+        return " ".join(trailing[line] for line in range(first, node.lineno)) or None
 
     (body,) = [node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
     keys = {
