@@ -109,12 +109,6 @@ class Schedule(Memory, Protocol):
     def update(self, metrics: Mapping[str, float]) -> None: ...
 
 
-class Tracker(Protocol):
-    """Sink for metrics. Must never block or fail the work that it records."""
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None: ...
-
-
 class Prompts(Protocol):
     """Prompt sampler. An adaptive one also has `update(groups)`, called with newly scored groups.
 
@@ -127,18 +121,10 @@ class Prompts(Protocol):
     ) -> list[Prompt]: ...
 
 
-class Environment(Protocol):
-    """An environment for one episode; create a new one for each."""
-
-    def begin(self, prompt: Prompt) -> str: ...
-    def step(self, action: str) -> tuple[str, float | None, bool]: ...
-
-
 __all__ = [
     "Adapter",
     "Annotator",
     "Engine",
-    "Environment",
     "Learner",
     "Memory",
     "Objective",
@@ -146,6 +132,5 @@ __all__ = [
     "Rollout",
     "Schedule",
     "Selector",
-    "Tracker",
     "Trajectory",
 ]
