@@ -13,7 +13,7 @@ COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def doctor(home: Home = OUT, as_json: Json = False) -> None:
-    """Check packages, servers, disk, GPU, DVC remote and downloads. Exit code 1 if a check fails."""
+    """Check package versions, servers, disk, GPU and DVC remote. Exit code 1 if a check fails."""
     from rich.markup import escape
 
     from ratchet.flows.display import open_console

@@ -20,18 +20,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-import yaml
-
-from ratchet.components.errors import RatchetError, redacted
-from ratchet.components.recipes.recipe import folder
-from ratchet.components.storage.store import Store, read_manifest
-from ratchet.components.types import Artifact
-from ratchet.tasks.machine.known_bad import KNOWN_BAD, pairs, vllm_of
+from ratchet.components.errors import redacted
 from ratchet.tasks.tracking.server import client, tracking_uri
 
 ROOT = Path(__file__).resolve().parents[2]
 DISTRIBUTION = "ratchet-rlhf"
-ANSWER_SECONDS, HASH_SECONDS, DVC_SECONDS = 3.0, 5.0, 15.0
+ANSWER_SECONDS, DVC_SECONDS = 3.0, 15.0
 WARN_BYTES, FAIL_BYTES = 10e9, 1e9
 
 
@@ -48,18 +42,14 @@ class Finding:
 def examine(home: Path, workspace: Path) -> Iterator[Finding]:
     """Yield all findings, within seconds; `workspace` is the DVC workspace."""
     checks: list[tuple[str, Callable[[], Finding]]] = [
-        ("python", python),
         ("packages", packages_fit),
         ("lock file", lambda: locked(ROOT / "infra" / "constraints.txt")),
-        ("known faults", known_faults),
-        ("vLLM", lambda: vllm(workspace)),
         ("write access", lambda: writable(home)),
         ("disk", lambda: disk(home)),
         ("MLflow", lambda: mlflow(home)),
         ("Prefect", prefect),
         ("GPU", gpu),
         ("DVC remote", lambda: dvc_remote(workspace)),
-        ("downloads", lambda: downloads(home)),
     ]
     for name, check in checks:
         try:
@@ -72,13 +62,6 @@ def examine(home: Path, workspace: Path) -> Iterator[Finding]:
                 "report it with this line",
             )
         yield replace(found, seen=redacted(found.seen))  # addresses may contain passwords
-
-
-def python() -> Finding:
-    here = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
-    if (3, 11) <= sys.version_info[:2] < (3, 13):
-        return Finding("python", "ok", here)
-    return Finding("python", "fail", here, "use Python 3.11 or 3.12: pyproject.toml allows no other")
 
 
 def packages_fit() -> Finding:
@@ -131,31 +114,6 @@ def locked(constraints: Path) -> Finding:
             "make install installs the tested versions",
         )
     return Finding("lock file", "ok", f"{here} packages as in {constraints.name}")
-
-
-def known_faults() -> Finding:
-    """Package pairs that install without error but do not work together."""
-    return Finding(
-        "known faults",
-        *(pairs(installed) or ("ok", f"none of the {len(KNOWN_BAD)} known incompatible pairs")),
-    )
-
-
-def vllm(workspace: Path) -> Finding:
-    """The vLLM environments named in profiles (`vllm.python`); returns the worst finding."""
-    wanted: dict[str, list[str]] = {}
-    for file in sorted((folder() / "profiles").glob("*.yaml")):
-        if python := (yaml.safe_load(file.read_text()).get("vllm") or {}).get("python"):
-            wanted.setdefault(python, []).append(file.stem)
-    found = [
-        Finding("vLLM", *vllm_of(workspace / python))
-        if (workspace / python).exists()
-        else Finding(
-            "vLLM", "ok", f"none at {python}, needed by the profiles {', '.join(profiles)}: make vllm"
-        )
-        for python, profiles in wanted.items()
-    ]
-    return max(found, key=lambda one: ("ok", "warn", "fail").index(one.state))
 
 
 def writable(home: Path) -> Finding:
@@ -362,33 +320,6 @@ def dvc_remote(workspace: Path) -> Finding:
             "check its address and credentials: `dvc remote list`",
         )
     return Finding("DVC remote", "ok", f"{name}: {url} answers")
-
-
-def downloads(home: Path) -> Finding:
-    """Verify downloaded files against their manifests; after `HASH_SECONDS` only sizes are compared."""
-    store, end = Store(home), time.monotonic() + HASH_SECONDS
-    hashed = sized = 0
-    for path in sorted(store.root.glob("*-*")) if store.root.is_dir() else []:
-        manifest = read_manifest(path)
-        if manifest is None or not (manifest["stage"] == "raw" or manifest["stage"].startswith("model_")):
-            continue
-        artifact = Artifact(manifest["kind"], path, manifest["key"])
-        try:
-            store.get(manifest["stage"], manifest["key"])
-            if time.monotonic() < end:
-                store.verify(artifact)
-                hashed += 1
-            else:
-                sized += 1
-        except (RatchetError, OSError) as error:
-            return Finding("downloads", "fail", str(error), "run the recipe again")
-    if not hashed and not sized:
-        return Finding("downloads", "ok", "nothing downloaded yet")
-    return Finding(
-        "downloads",
-        "ok",
-        f"{hashed} match their SHA-256" + (f", {sized} more with their sizes" if sized else ""),
-    )
 
 
 def installed(name: str) -> str | None:
