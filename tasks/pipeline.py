@@ -23,9 +23,7 @@ from ratchet.components.stages.fetch import REGISTERED, REGISTRY
 from ratchet.components.stages.run import as_request
 from ratchet.components.storage.store import RunDirectory, Store, Workspace, digest
 from ratchet.components.types import Artifact
-from ratchet.tasks.machine.energy import gpu_kwh
 from ratchet.tasks.machine.provenance import machine, packages, revision
-from ratchet.tasks.machine.system import samples_of
 from ratchet.tasks.process.launch import launch
 from ratchet.tasks.process.ranks import ready
 from ratchet.tasks.registry.registry_sources import bring, resolved
@@ -168,7 +166,7 @@ class Pipeline:
         """The artifact, and whether this process made it (another run may have, while waiting for the
         lock).
         """
-        started, began = time.monotonic(), time.time()
+        started = time.monotonic()
         with self.store.working(stage.name, stage.key) as work:
             if (artifact := self.take(stage)) is not None:
                 return artifact, False
@@ -182,7 +180,6 @@ class Pipeline:
                 work.restart()
                 meta = self._launch(stage, inputs, work)
             seconds = time.monotonic() - started
-            took = gpu_kwh(samples_of(self.run.path), began, time.time(), self.profile.hardware.devices)
             with self.store.steady():
                 artifact = self.store.publish(
                     work,
@@ -190,11 +187,7 @@ class Pipeline:
                     stage.key,
                     stage.kind,
                     [a.digest for a in inputs.values()],
-                    {
-                        **meta,
-                        "seconds": round(seconds, 1),
-                        **({"spent": {**meta["spent"], **took}} if took else {}),
-                    },
+                    {**meta, "seconds": round(seconds, 1)},
                     {
                         "does": stage.does,
                         "options": stage.options,
