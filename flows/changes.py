@@ -28,9 +28,7 @@ EPOCH = datetime(
 
 @dataclass(frozen=True)
 class Change:
-    """One difference between the file and the server. `carry_out` applies it; None if nothing is to be
-    done.
-    """
+    """One difference between the file and the server. `carry_out` applies it, None if they are equal."""
 
     kind: Literal["work pool", "slots", "deployment", "alert"]
     name: str
@@ -72,9 +70,7 @@ def changes(plan: Plan, templates: Mapping[str, Any], client: Any, workspace: Pa
 
 
 def _check_blocks(plan: Plan, templates: Mapping[str, Any], client: Any) -> None:
-    """`RecipeError` for a missing block: Prefect resolves blocks only when a worker starts a run, and that
-    run crashes.
-    """
+    """`RecipeError` for a missing block, which Prefect resolves only when a run starts, and crashes."""
     for place in (place for one in plan.deployments for place in (one.work_pool, *one.stages.values())):
         for slug, name in sorted(_blocks(templates[place.name], place.job_variables)):
             if (
@@ -89,9 +85,7 @@ def _check_blocks(plan: Plan, templates: Mapping[str, Any], client: Any) -> None
 
 
 def _blocks(template: Mapping[str, Any], given: Mapping[str, Any]) -> set[tuple[str, str]]:
-    """(type, name) of all blocks that a run refers to: the template's defaults overridden by the job
-    variables `given`.
-    """
+    """(type, name) of a run's blocks: the template's defaults, overridden by the job variables `given`."""
     from prefect.utilities.templating import PlaceholderType, find_placeholders
 
     defaults = {

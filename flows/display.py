@@ -21,9 +21,7 @@ SHOWN = ("loss", "accuracy", "validation", "margin", "tokens_per_second")
 
 
 class Log(Console):
-    """Console for output that is not a terminal: one unwrapped line per event, address or table row, without
-    trailing spaces.
-    """
+    """Console for output that is not a terminal: one unwrapped line per event, address or table row."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(width=10_000, **options)  # wider than any line
@@ -42,9 +40,7 @@ def open_console(**options: Any) -> Console:
 
 
 def table_of(*columns: str, right: Collection[str] = (), **each: Any) -> Table:
-    """An empty table without borders. Columns in `right` are right-aligned; `each` are options of every
-    column.
-    """
+    """An empty table without borders. `right`: right-aligned columns; `each`: options of all columns."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", **each)

@@ -92,9 +92,7 @@ def curate(pipeline: Pipeline) -> None:
 
 
 def learn(pipeline: Pipeline, gpus: int = 0) -> None:
-    """Run all training stages outside the online rounds: SFT, reward models, offline preference
-    optimisation.
-    """
+    """Run the training stages outside the online rounds: SFT, reward models, offline preferences."""
     for name, stage in pipeline.stages.items():
         if stage.does in (
             "demonstrate",
@@ -114,9 +112,7 @@ def rounds(pipeline: Pipeline) -> int:
 
 @flow(name="online_round", flow_run_name="round-{number}", persist_result=False, validate_parameters=False)
 def online_round(pipeline: Any, number: int, gpus: int = 0) -> None:
-    """One online round: sample answers with the current policy, score them, select pairs or groups, train the
-    policy.
-    """
+    """One online round: sample answers, score them, select pairs or groups, train the policy."""
     for step in ("rollout", "annotate", "select", "optimise"):
         make_on_gpus(pipeline, f"{step}_{number}", gpus)
 

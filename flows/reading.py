@@ -22,9 +22,7 @@ State = Literal["running", "interrupted", "finished", "stopped", "failed"]
 
 
 class Run:
-    """Reader of a run directory; nothing is cached. Returned by `ratchet.run`, `ratchet.load_run` and
-    `ratchet.runs`.
-    """
+    """Reader of a run directory, without a cache; returned by `ratchet.run`, `load_run` and `runs`."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).resolve()
@@ -61,9 +59,7 @@ class Run:
 
     @property
     def verdict(self) -> str:
-        """Short result of the gates and of the comparison with the champion; empty if the recipe has
-        neither.
-        """
+        """Short result of the gates and the comparison with the champion; empty without either."""
         return verdict_of(outcome(self.path))
 
     @property
@@ -276,9 +272,7 @@ class Run:
 
 
 class RewardModel:
-    """A reward model of a directory, ready to score, in float32 on the host or in the precision of the
-    GPU.
-    """
+    """A reward model of a directory, in float32 on the host or in the precision of the GPU."""
 
     def __init__(self, path: str | Path) -> None:
         from ratchet.components.inference.torch import TorchEngine

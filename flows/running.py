@@ -44,9 +44,7 @@ def outside(error: BaseException | None) -> str | None:
 
 
 def finished(pipeline: Pipeline, until: Until) -> bool:
-    """True if all stages are finished and, with `until="register"` and a `register` section, their weights
-    are registered.
-    """
+    """True if all stages are finished and, with `until="register"`, their weights registered."""
     file = pipeline.run.path / "run.json"
     if not file.exists() or any(s.state != "done" for s in pipeline.status()):
         return False

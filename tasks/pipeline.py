@@ -80,9 +80,7 @@ class Pipeline:
         profile: str | None = None,
         limit: int | None = None,
     ) -> Pipeline:
-        """Load, pin and plan a recipe without starting anything. `limit` makes it a smoke test
-        (components/recipes/smoke.py).
-        """
+        """Load, pin and plan a recipe without starting anything. `limit`: components/recipes/smoke.py."""
         loaded, chosen = load(recipe, overrides=overrides, profile=profile, limit=limit)
         loaded, registry = resolved(pinned(loaded, home), chosen, home)
         stages = plan(loaded, chosen)
@@ -91,9 +89,7 @@ class Pipeline:
 
     @classmethod
     def again(cls, resolved: str, *, home: Path, run: str) -> Pipeline:
-        """From a recipe written by `dump`, independent of this checkout's recipes; planned by this checkout's
-        code.
-        """
+        """Plan a recipe written by `dump` with this checkout's code, independent of its recipes."""
         recipe, profile = reread(resolved)
         return cls(recipe, profile, plan(recipe, profile), Store(home), RunDirectory(home, run))
 
@@ -120,9 +116,7 @@ class Pipeline:
         return artifact
 
     def make(self, name: str) -> Artifact:
-        """Return the output of a stage: from the store if it is there and intact, else by running the
-        stage.
-        """
+        """Return the output of a stage: from the store if it is intact there, else by running the stage."""
         stage = self.stages[name]
         if stage.does in ("sft", "prepare_offline", "improve", "rollout"):
             self._require_certificates(name)

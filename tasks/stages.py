@@ -13,9 +13,7 @@ from ratchet.tasks.pipeline import Pipeline
 
 
 def retryable(task: Any, task_run: Any, state: Any) -> bool:
-    """Retry transient failures: a process that died, an unreachable server. Never an invalid recipe or a
-    NaN.
-    """
+    """Retry transient failures (a killed process, an unreachable server), never a bad recipe or a NaN."""
     try:
         state.result()
     except RatchetError as error:

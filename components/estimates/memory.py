@@ -38,9 +38,7 @@ class Layout:
 
     @classmethod
     def of(cls, profile: Profile) -> Layout:
-        """Layout of the learner: float32 on one device for `torch`; the profile's settings for
-        `deepspeed`.
-        """
+        """Layout of the learner: float32 on one device for `torch`, else as the profile says."""
         if profile.learner == "torch":
             return cls(checkpointing=profile.gradient_checkpointing)
         half = profile.precision == "bfloat16"
@@ -61,9 +59,7 @@ class Layout:
 
 
 def trained(shape: Shape, adapter: Mapping[str, Any]) -> tuple[int, int]:
-    """Number of trained parameters, and of layers that must save activations (those above the lowest trained
-    one).
-    """
+    """Number of trained parameters, and of layers above the lowest trained one (they save activations)."""
     linear = (
         2 * (shape.hidden + shape.query)
         + 2 * (shape.hidden + shape.key_value)

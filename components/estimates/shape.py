@@ -54,9 +54,7 @@ class Shape:
 
 
 def read_shape(config: Mapping[str, Any], where: str) -> Shape:
-    """Read dimensions from the keys of a config.json. `RecipeError` for an architecture that is not
-    Llama-like.
-    """
+    """Dimensions from the keys of a config.json. `RecipeError` unless it is Llama-like."""
     missing = [key for key in NEEDED if not isinstance(config.get(key), int)]
     if missing:
         raise RecipeError(
@@ -85,9 +83,7 @@ def shape_of(folder: Path) -> Shape:
 
 
 def count(file: Path) -> int:
-    """Number of elements in a safetensors file: 8 bytes of header length, then JSON with the shape of every
-    tensor.
-    """
+    """Number of elements in a safetensors file: 8 bytes of header length, then JSON with all shapes."""
     with file.open("rb") as stream:
         header = json.loads(stream.read(struct.unpack("<Q", stream.read(8))[0]))
     total = 0

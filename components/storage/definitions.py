@@ -144,9 +144,7 @@ class Sources:
             yield from ((text, node) for node in self.defined(module.name, text))
 
     def _named(self, module: Module, chain: Sequence[str]) -> Iterator[Node]:
-        """Nodes that a name with its attributes refers to in a module; none for local variables and
-        built-ins.
-        """
+        """Nodes that a name with its attributes refers to; none for local variables and built-ins."""
         name = chain[0]
         if name == "__file__":
             yield from self._file(module)

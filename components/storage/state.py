@@ -1,6 +1,4 @@
-"""Exact serialisation of nested state (tensors, numbers, strings, groups) without pickle: safetensors plus
-JSON.
-"""
+"""Exact serialisation of nested state (tensors, numbers, strings, groups): safetensors and JSON."""
 
 from __future__ import annotations
 
@@ -58,9 +56,7 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def load_state(folder: Path) -> dict[str, Any]:
-    """Read a state written by `save_state`. `DamageError` if its bytes changed, `StoreError` if it cannot be
-    read.
-    """
+    """Read a state of `save_state`. `DamageError`: its bytes changed; `StoreError`: unreadable."""
     from safetensors.torch import load_file
 
     try:

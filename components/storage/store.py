@@ -47,9 +47,7 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def content(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """Digest of a stage's output from its manifest's `files`; equal if a stage is rerun with the same
-    result.
-    """
+    """Digest of a stage's output from its manifest's `files`, equal if a rerun gives the same."""
     return digest({name: entry["sha256"] for name, entry in files.items() if name.split("/")[0] not in DATED})
 
 
@@ -91,9 +89,7 @@ def write_atomic(path: Path, text: str) -> None:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Working directory of an unfinished stage. `product` becomes the artifact; `progress` is deleted when it
-    is complete.
-    """
+    """Directory of an unfinished stage. `product` becomes the artifact, `progress` is deleted then."""
 
     root: Path
 
@@ -114,9 +110,7 @@ class Workspace:
         return self.root / "steps.json"
 
     def restart(self) -> None:
-        """Discard the progress and start over. The old progress is kept aside until the output is
-        complete.
-        """
+        """Discard the progress and start over; the old one is kept aside until the output is complete."""
         os.replace(self.progress, self.root / f"damaged-{time.time_ns()}")
         self.progress.mkdir()
 
@@ -257,9 +251,7 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
 
 
 class RunDirectory:
-    """Directory of one run: its resolved recipe, links to its stages in the store, and its state as
-    `run.json`.
-    """
+    """Directory of a run: resolved recipe, links to its stages in the store, and `run.json`."""
 
     def __init__(self, home: Path, run: str) -> None:
         self.path = home.resolve() / "runs" / run

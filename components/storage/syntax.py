@@ -254,9 +254,7 @@ def parse(name: str, path: Path, text: str) -> Module:
 
 
 def _calls(call: ast.Call, functions: set[str], module: Module) -> bool:
-    """Whether the call may execute one of our functions, which may have side effects. (Class names start with
-    a capital.)
-    """
+    """Whether the call may execute a function of ours. (Class names start with a capital.)"""
     chain = _chain(call.func)
     return (
         bool(chain)

@@ -217,9 +217,7 @@ def printable(text: str) -> str:
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[Callable[[], bool]]:
-    """Yields a function that is true after Ctrl-C; suppresses the default SIGINT handler and key echo
-    meanwhile.
-    """
+    """Yields a function that is true after Ctrl-C; meanwhile SIGINT and key echo are off."""
     pressed = []
     before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
     try:

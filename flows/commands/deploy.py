@@ -22,9 +22,7 @@ def deploy(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Create or update work pools, GPU slots, schedules and alerts on the Prefect server at
-    PREFECT_API_URL.
-    """
+    """Create or update work pools, GPU slots, schedules and alerts of a Prefect server (PREFECT_API_URL)."""
     from ratchet.flows.changes import changes
     from ratchet.flows.deployments import read
 

@@ -27,9 +27,7 @@ def promote(
         str | None, typer.Option(help="Metric to compare by: gold, reward.reward_model, ...")
     ] = None,
 ) -> None:
-    """Set the alias champion (or candidate), after a comparison with the champion on the same held-out
-    prompts.
-    """
+    """Set the alias champion (or candidate) after comparing both on the same held-out prompts."""
     from ratchet.tasks.registry.promotion import promote_by_hand
 
     number, found, overruled = promote_by_hand(

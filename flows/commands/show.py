@@ -16,9 +16,7 @@ def show(
     home: Home = OUT,
     as_json: Json = False,
 ) -> None:
-    """Show a run: stages, metrics, gates, registered versions; of a failed run the error and the path of its
-    log.
-    """
+    """Show a run: stages, metrics, gates, registered versions; the error and log of a failed run."""
     from rich.markup import escape
 
     from ratchet.flows.display import open_console, table_of

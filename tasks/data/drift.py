@@ -228,9 +228,7 @@ def watch_data(pipeline: Pipeline) -> list[Shift]:
 
 
 def watch_results(pipeline: Pipeline) -> list[Shift]:
-    """Compare the evaluation with the champion's, before this run may replace it; write the result and
-    alert.
-    """
+    """Compare the evaluation with the champion's before it may be replaced; write the result, alert."""
     try:
         if pipeline.recipe.register is None or "evaluate" not in pipeline.stages:
             return []

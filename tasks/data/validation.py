@@ -44,9 +44,7 @@ class Check:
 
 
 def expectations(data: Data) -> list[Check]:
-    """The expectation suite of a recipe's `data` section. Missing values (e.g. unrated groups) are not
-    checked.
-    """
+    """The expectation suite of a recipe's `data` section. Missing values (no rating) pass."""
 
     def always(says: str, column: str, value: bool = True) -> Check:
         return Check(says, "ExpectColumnValuesToBeInSet", column, {"value_set": [value]})

@@ -69,9 +69,7 @@ def publish(artifact: Path, target: Path) -> bool:
 
 
 def digest(path: Path) -> str:
-    """DVC's md5 of a file, or of a directory (with `.dir`) as `publish` writes it, as in dvc.lock. Ignores
-    .dvcignore.
-    """
+    """DVC's md5 of a file or directory (`.dir`), as `publish` writes it and dvc.lock names it."""
     path = Path(path)
     if not path.exists():
         raise StoreError(f"cannot digest {path}: it does not exist")
@@ -83,8 +81,7 @@ def digest(path: Path) -> str:
 
 
 def commit(workspace: Path) -> dict[str, str]:
-    """Run `dvc commit --force` for the stages whose outputs all exist; returns output path -> md5 as in
-    dvc.lock.
+    """`dvc commit --force` of the stages whose outputs all exist; output path -> md5 as in dvc.lock.
 
     Afterwards `dvc status` is clean and `dvc repro` has nothing to do. Skipped outside a DVC workspace. Waits
     for a busy DVC lock, then raises `ServiceError`.

@@ -30,9 +30,7 @@ def samples_of(run: Path, stage: str = "") -> Path:
 
 @contextlib.contextmanager
 def sampled(file: Path, every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
-    """Append a sample to `file` immediately, every `every_seconds`, and at the end. A resumed run continues
-    the file.
-    """
+    """Append samples to `file` at once, every `every_seconds`, and at the end; a resumed run continues it."""
     stop = threading.Event()
     first = _first_time(file) or time.time()
     thread = threading.Thread(

@@ -68,9 +68,7 @@ def _run_job(job: Job, say: Callable[[str], None]) -> None:
 
 
 def jobs(home: Path) -> list[tuple[Path, Job]]:
-    """Multi-node stages in a home, oldest first, so that of two waiting stages one gets all machines it
-    needs.
-    """
+    """Multi-node stages in a home, oldest first: of two waiting stages one gets all its machines."""
     found = []
     for file in (home / "store" / ".work").glob(f"*/{JOB}"):
         with contextlib.suppress(

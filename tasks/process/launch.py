@@ -1,5 +1,4 @@
-"""Stage launcher: runs each stage in a subprocess, so that running out of memory kills the stage and not the
-flow.
+"""Stage launcher: runs each stage in a subprocess, so that running out of memory kills only the stage.
 
 Children are forked from a fork server that has preloaded slow imports, so a stage starts in milliseconds. A
 child exits with its parent; cancelling the flow terminates it.
@@ -95,9 +94,7 @@ def prepare() -> None:
 
 
 def environment() -> dict[str, str]:
-    """The entries of `ENVIRONMENT` that do not conflict with the user's variables; must be set before torch
-    is imported.
-    """
+    """`ENVIRONMENT` without what conflicts with the user's variables; set it before torch is imported."""
     return {
         k: v for k, v in ENVIRONMENT.items() if k != "GOMP_SPINCOUNT" or "OMP_WAIT_POLICY" not in os.environ
     }

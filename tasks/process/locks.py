@@ -37,8 +37,7 @@ LEASE_SECONDS = 90.0  # slots of a killed holder are released after this and the
 
 @contextlib.contextmanager
 def file_lock(lock: Path, what: str, if_running: IfRunning = "wait") -> Iterator[None]:
-    """Hold an exclusive file lock. If another process holds it, wait, or raise `BusyError`
-    (`if_running="refuse"`).
+    """Hold an exclusive file lock. If it is held, wait, or raise `BusyError` (`if_running="refuse"`).
 
     The file's content names the holder, for messages only. Stage processes do not inherit the lock.
     """
@@ -112,9 +111,7 @@ def lock_gpus(here: Mapping[str, str], count: int) -> Iterator[tuple[str, ...]]:
 def _free(
     here: Mapping[str, str], count: int, files: contextlib.ExitStack
 ) -> tuple[tuple[str, ...], list[str]]:
-    """(locked GPUs, busy GPUs); locks are held as long as `files`. Stops early if `count` cannot be
-    reached.
-    """
+    """(locked GPUs, busy GPUs), locked as long as `files`; ends early if `count` cannot be reached."""
     given, busy = [], []
     for gpu, name in here.items():
         if len(given) == count or len(here) - len(busy) < count:
@@ -137,9 +134,7 @@ def _free(
 
 
 def _gpu_lock(gpu: str) -> Path:
-    """Lock file of a GPU in a shared sticky folder. The folder gets its mode before it is renamed into
-    place.
-    """
+    """Lock file of a GPU in a shared sticky folder, which gets its mode before its name."""
     if not GPU_LOCKS.exists():
         made = tempfile.mkdtemp(prefix=f".{GPU_LOCKS.name}-", dir=GPU_LOCKS.parent)
         os.chmod(made, 0o1777)

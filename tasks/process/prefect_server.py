@@ -132,9 +132,7 @@ def _begin() -> tuple[str, subprocess.Popen[bytes]]:
 
 
 def kept() -> Path:
-    """Cached empty Prefect database: creating one (a hundred migrations) takes longer than everything else at
-    start-up.
-    """
+    """Cached empty Prefect database: its hundred migrations are the slowest part of the start-up."""
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(caches) / "ratchet" / f"prefect-{version('prefect')}.db"
 

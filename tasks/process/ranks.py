@@ -225,9 +225,7 @@ def report(job: Job, rank: int, log: str, **what: Any) -> None:
 
 
 def failure_reports(job: Job) -> dict[int, dict[str, Any]]:
-    """Reports of all failed ranks. Waits for reports of other machines, which appear late on a shared
-    disk.
-    """
+    """Reports of all failed ranks; waits for those of other machines, late on a shared disk."""
     deadline = time.monotonic() + (REPORT_SECONDS if job.machines > 1 else 0)
     while len(list(job.reports.glob("*.exit"))) < job.ranks and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -281,9 +279,7 @@ def failure_of(job: Job, found: Mapping[int, Mapping[str, Any]]) -> RatchetError
 
 
 def code_versions() -> dict[str, str]:
-    """Versions that all ranks of a stage must share: this code, and the packages for computation and
-    communication.
-    """
+    """Versions that all ranks must share: this code, packages for computation and communication."""
     sources = hashlib.sha256()
     for file in sorted([*ROOT.rglob("*.py"), *Path(__file__).parents[1].rglob("*.py")]):
         sources.update(file.read_bytes())

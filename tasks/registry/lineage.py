@@ -117,8 +117,7 @@ def _results(run: Path, key: str) -> dict[str, Any]:
 
 
 def resolve(model: str, home: Path) -> tuple[dict[str, Any], Version | None]:
-    """The lineage of a stage's directory, or of a registered `name`, `name:version` or `name@alias`, and the
-    version.
+    """The lineage of a stage's directory or a registered `name[:version|@alias]`, and the version.
 
     A plain name means its champion, or the newest version if there is none. `RecipeError` if unknown.
     """

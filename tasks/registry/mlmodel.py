@@ -1,5 +1,4 @@
-"""MLmodel file of a registered version: MLflow's transformers and pyfunc flavours for a Hugging Face
-directory.
+"""MLmodel file of a registered version: MLflow's transformers and pyfunc flavours.
 
 `mlflow.transformers.save_model` would copy the weights again and fails with transformers 5 for a directory.
 Here its files are written next to the weights, which stay at the top level, so that `from_pretrained` works

@@ -59,9 +59,7 @@ class Comparison:
 
     @property
     def better(self) -> bool:
-        """The interval is above zero, and there are enough prompts (winning all n has probability 2^-n by
-        chance).
-        """
+        """The interval is above zero, with enough prompts (by chance all n win with probability 2^-n)."""
         return not self.why_not and self.low > 0 and 2.0**-self.n <= (1 - self.level) / 2
 
     def __str__(self) -> str:

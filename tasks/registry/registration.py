@@ -115,9 +115,7 @@ def registered_source(pipeline: Pipeline, name: str) -> str:
 
 
 def final_stage(pipeline: Pipeline) -> str:
-    """The stage with the final weights: the last policy, or the reward model of a recipe that trains only
-    that.
-    """
+    """The stage with the final weights: the last policy, or the reward model if there is none."""
     names = checkpoints(pipeline)
     policies = [n for n in names if not n.startswith("reward")]
     return (policies or names)[-1]

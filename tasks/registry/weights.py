@@ -58,9 +58,7 @@ def _model(path: Path) -> Path:
 
 
 def _of_run(run: Path) -> dict[str, Path]:
-    """Models of the run's evaluation, by the report's titles; before the evaluation, base, SFT and the newest
-    checkpoint.
-    """
+    """Models of a run's evaluation, by the report's titles; before it: base, SFT, newest checkpoint."""
     stages = run / "stages"
     evaluated = (read_manifest(stages / "evaluate") or {}).get("made_with", {}).get("inputs", {})
     if evaluated:
@@ -86,9 +84,7 @@ def _of_run(run: Path) -> dict[str, Path]:
 
 
 def _of_version(version: Version, home: Path) -> Path:
-    """Files of a registered version: in the store, in a local registry, or downloaded until the process
-    exits.
-    """
+    """Files of a registered version: in the store, in a local registry, or downloaded."""
     if (Path(version.path) / "config.json").is_file():
         return _model(Path(version.path))
     folder = tempfile.mkdtemp(prefix="ratchet-model-")

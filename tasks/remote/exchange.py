@@ -27,9 +27,7 @@ CHUNK = 1 << 22  # bytes
 
 
 def check(address: str) -> None:
-    """`RecipeError` unless the address means the same on every worker and contains no password. Imports no
-    client library.
-    """
+    """`RecipeError` unless the address means the same on every worker and has no password."""
     from fsspec.registry import known_implementations
 
     protocol, colon, _ = address.partition("://")

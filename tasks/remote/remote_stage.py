@@ -30,9 +30,7 @@ UNWORKED = 60.0  # seconds without a worker before a warning
 
 @dataclass(frozen=True)
 class RemoteStage:
-    """Runs stages through `deployment`, the `flow/name` of a deployment of `one_stage`
-    (`flows/deployments.py`).
-    """
+    """Runs stages through `deployment`, the `flow/name` of a deployment of `one_stage`."""
 
     exchange: Exchange
     deployment: str

@@ -54,9 +54,7 @@ class Tracking:
         return self.problem is None
 
     def run_id(self, stage: str = ROOT, wait_seconds: float = 0.0) -> str | None:
-        """MLflow's id of a run once it was uploaded, else None after `wait_seconds` or three failures one
-        second apart.
-        """
+        """MLflow's id of a run once uploaded; None after `wait_seconds` or three failures."""
         end, enough = time.monotonic() + wait_seconds, self._failures + 3
         for poll in itertools.count():
             if stage in self.ids or self._failures >= enough or time.monotonic() >= end:

@@ -36,9 +36,7 @@ SHOWN_FILES = (
 
 @dataclass
 class MlflowRun:
-    """Content of one MLflow run. `inputs`: data sets by name and role; `files`: metrics files that may still
-    grow.
-    """
+    """Content of one MLflow run. `inputs`: data sets by name and role; `files`: growing metrics files."""
 
     name: str
     parent: str | None

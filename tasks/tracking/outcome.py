@@ -21,9 +21,7 @@ def run_files(home: Path) -> list[Path]:
 
 
 def find_run(name: str | None, home: Path) -> Path:
-    """A run's directory by name or path; the newest without a name. `RecipeError` with the nearest and newest
-    names.
-    """
+    """A run's directory by name or path, the newest without a name. `RecipeError` names the nearest."""
     known = run_files(home)
     if name is None and known:
         return known[-1].parent
@@ -162,9 +160,7 @@ def lines_of(found: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def markdown(found: Mapping[str, Any], about: str, report: str | None = None) -> str:
-    """Markdown summary of a run for Prefect and MLflow: description, verdict, report link, gates, and a table
-    of stages.
-    """
+    """Markdown summary of a run for Prefect and MLflow: verdict, report link, gates, table of stages."""
     verdict = verdict_of(found)
     state = f"{found['state']}, {verdict}" if verdict else found["state"]
     lines = [f"- **{word}**: {text}" if word else f"    - {text}" for word, text in lines_of(found)]

@@ -132,9 +132,7 @@ class PrefectPage:
             self.paper = ""  # once per run
 
     def _report(self, file: Path) -> None:
-        """Link to the report, or its path: browsers block file:// links, and the file may be on another
-        machine.
-        """
+        """Link to the report, or its path: browsers block file:// links."""
         from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
         where = f"`{file.resolve()}` on {platform.node()}"

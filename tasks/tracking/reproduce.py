@@ -43,8 +43,7 @@ class Outcome:
 def reproduce(
     made: Mapping[str, Any], into: Path, *, home: Path, anew: bool = False, watchers: Sequence[Watcher] = ()
 ) -> Iterator[Outcome]:
-    """Replay a lineage in the empty directory `into`, yielding the result of each stage; stops after one that
-    differs.
+    """Replay a lineage in the empty directory `into`, one result a stage, to the first that differs.
 
     `home`: where input files may still be; with `anew` they are downloaded. `RecipeError` if the lineage has
     no recipe, `ContractError` if the current code has another plan.

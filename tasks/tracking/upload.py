@@ -92,9 +92,7 @@ class Uploader:
         return run and f"#/experiments/{self.experiment}/runs/{run.id}/artifacts/{quote(artifact)}?{TRAINING}"
 
     def upload(self) -> int:
-        """Upload new data; returns the number of points. Raises MLflow's errors if unreachable; retry
-        later.
-        """
+        """Upload new data and return the number of points. Raises MLflow's errors if it is unreachable."""
         mlflow, count = client(self.home), 0
         try:
             self.experiment = self.experiment or experiment_id(mlflow, self.home)
