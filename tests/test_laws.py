@@ -7,6 +7,7 @@ import torch
 
 from ratchet.components.errors import RecipeError
 from ratchet.components.piece import build, catalogue, describe
+from ratchet.components.training.objectives import parts
 from ratchet.components.training.reduce import LEGAL, Counts, count, legal, reduce
 from ratchet.components.types import Batch, Outputs
 
@@ -79,32 +80,48 @@ def make_batch(rows, seed=0, garbage=0.0, read=frozenset()):
         columns[name] = torch.where(
             mask, torch.rand(8, 9, generator=rng, dtype=torch.float64)[rows, :width], garbage
         )
-    where = torch.tensor([i // 2 for i in rows])
-    return Batch({"tokens": tokens}, mask, columns, where, where - where.min(), tuple(str(i) for i in rows))
+    columns["some"] = (torch.rand(8, 9, generator=rng) < 0.6)[rows, :width].double()
+    columns["all"] = torch.ones(len(rows), width)
+    columns["some rows"] = torch.tensor([1.0, 1, 0, 1, 1, 1, 1, 0])[rows]
+    group = torch.tensor([i // 2 for i in rows])
+    return Batch({"tokens": tokens}, mask, columns, group, group - group.min(), tuple(str(i) for i in rows))
 
 
-def step(piece, reduction, cuts):
+def step(piece, reduction, cuts, **keys):
     """Loss and gradient of one step whose rows are split into `cuts` micro-batches."""
-    model, objective, unit = Bigram(), build("objective", {"name": piece}), describe("objective", piece).unit
+    model = Bigram()
+    (part,) = parts([{"name": piece, "weight": 1.0, "reduce": reduction, "label": piece, **keys}])
     batches = [make_batch(rows, read=describe("objective", piece).named("reads", {})) for rows in cuts]
-    totals = sum((count(b, unit) for b in batches), Counts(unit))
+    totals = sum((count(part.restricted(b), part.unit) for b in batches), Counts(part.unit))
     loss = 0.0
     for batch in batches:
-        part = reduce(reduction, objective(model(batch), batch).loss, batch, totals)
-        part.backward()
-        loss += float(part.detach())
+        mine = part.restricted(batch)
+        share = reduce(reduction, part.objective(model(batch), mine).loss, mine, totals)
+        share.backward()
+        loss += float(share.detach())
     return loss, [p.grad.clone() if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
 
 
 @pytest.mark.parametrize(("piece", "reduction"), LEGAL_PAIRS)
-def test_loss_is_independent_of_microbatch_splits(piece, reduction):
+def test_where_of_ones_changes_nothing(piece, reduction):
+    plain, ones, some = (
+        step(piece, reduction, [list(range(8))], **keys) for keys in ({}, {"where": "all"}, {"where": "some"})
+    )
+    assert ones[0] == plain[0] and ones[0] != some[0]
+    torch.testing.assert_close(ones[1], plain[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("where", [None, "some", "some rows"])
+@pytest.mark.parametrize(("piece", "reduction"), LEGAL_PAIRS)
+def test_loss_is_independent_of_microbatch_splits(piece, reduction, where):
+    keys = {} if where is None else {"where": where}
     pairs = describe("objective", piece).unit in ("pair", "group")
     smallest = [[2 * i, 2 * i + 1] for i in range(4)] if pairs else [[i] for i in range(8)]
-    whole = step(piece, reduction, [list(range(8))])
+    whole = step(piece, reduction, [list(range(8))], **keys)
     assert math.isfinite(whole[0])
     assert any(g.abs().sum() > 0 for g in whole[1])
     for cuts in (smallest, [[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 1], [2, 3, 4, 5, 6, 7]]):
-        loss, gradient = step(piece, reduction, cuts)
+        loss, gradient = step(piece, reduction, cuts, **keys)
         assert loss == pytest.approx(whole[0], rel=1e-10, abs=1e-12)
         torch.testing.assert_close(gradient, whole[1], rtol=1e-9, atol=1e-11)
 

@@ -244,6 +244,13 @@ def check_fit(
                         f"{at}: {spec['name']!r} has one term per {description.unit}, but `weight_column` "
                         "weights steps or rows"
                     )
+            if "where" in spec:
+                _check_reads(frozenset({spec["where"]}), flow.columns, f"{spec['name']}.where", at)
+                if description.means:
+                    raise RecipeError(
+                        f"{at}: {spec['name']!r} reads means over other answers, which `where` does not "
+                        "restrict; remove it, or use a selector"
+                    )
             try:
                 problem = legal(spec["reduce"], description.unit)
             except RecipeError as unknown:

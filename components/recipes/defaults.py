@@ -12,7 +12,7 @@ from ratchet.components.recipes.ranges import Finite
 from ratchet.components.recipes.schema import Online, Recipe, Spec
 from ratchet.components.recipes.sections import PROMPT_SECTIONS
 
-OBJECTIVE_KEYS = ("weight", "reduce", "label", "weight_column")
+OBJECTIVE_KEYS = ("weight", "reduce", "label", "weight_column", "where")
 
 
 def with_defaults(recipe: Recipe) -> Recipe:
@@ -111,7 +111,7 @@ def objective_with_defaults(spec: Spec, where: str) -> dict[str, Any]:
     default = "token_mean" if description.unit == "step" else "unit_mean"
     full = {"weight": 1.0, "reduce": default, "label": full["name"], **full}
     for key, value in full.items():
-        if isinstance(value, Mapping) and key not in ("reduce", "label", "weight_column"):
+        if isinstance(value, Mapping) and key not in ("reduce", "label", "weight_column", "where"):
             full[key] = resolve("schedule", value, where=f"{where}.{key}")
     if not isinstance(full["weight"], Mapping):
         full["weight"] = conform(Finite, full["weight"], f"{where}.weight")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ratchet.components.piece import Unit, build, describe
@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 
     from ratchet.components.protocols import Schedule
 
-OWN = ("weight", "reduce", "label", "weight_column")
+OWN = ("weight", "reduce", "label", "weight_column", "where")
 
 
 @dataclass(frozen=True)
 class Part:
-    """One objective of an update with its reduction, weight and schedules."""
+    """One objective of an update with its reduction, weight and schedules. `where` restricts it to the steps
+    or rows at which that column is positive.
+    """
 
     label: str
     objective: Callable[..., Terms]
@@ -31,6 +33,7 @@ class Part:
     outputs: frozenset[str]
     schedules: Mapping[str, Schedule] = field(default_factory=dict)
     weight_column: str | None = None
+    where: str | None = None
     means: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
 
     def __call__(self, out: Any, batch: Batch) -> Terms:
@@ -42,6 +45,15 @@ class Part:
             if self.weight_column is None
             else terms.weighted(self.weight_column, batch[self.weight_column])
         )
+
+    def restricted(self, batch: Batch) -> Batch:
+        """The batch with the loss mask of this objective: that of the batch, and `where` positive. The terms
+        and the denominators of its reduction both use this mask.
+        """
+        if self.where is None:
+            return batch
+        chosen = batch[self.where] > 0
+        return replace(batch, mask=batch.mask & (chosen if chosen.dim() == 2 else chosen[:, None]))
 
     def memories(self) -> dict[str, Schedule]:
         own = {} if isinstance(self.weight, (int, float)) else {"weight": self.weight}
@@ -72,6 +84,7 @@ def parts(specs: Sequence[Mapping[str, Any]]) -> list[Part]:
                 outputs=description.outputs,
                 schedules=schedules,
                 weight_column=spec.get("weight_column"),
+                where=spec.get("where"),
                 means={
                     name: getattr(importlib.import_module(description.module), name)
                     for name in sorted(description.means)

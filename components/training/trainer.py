@@ -68,7 +68,9 @@ def measure(
         groups,
         widest([p.unit for p in update]),
         tokens,
-        lambda mine: {p.label: sum((count(b, p.unit) for b in mine), Counts(p.unit)) for p in update},
+        lambda mine: {
+            p.label: sum((count(p.restricted(b), p.unit) for b in mine), Counts(p.unit)) for p in update
+        },
     )
     totals = {p.label: sum((counts[p.label] for counts in per_rank), Counts(p.unit)) for p in update}
     if not any(counts.steps for counts in totals.values()):
@@ -90,9 +92,10 @@ def measure(
             out = learner(batch, outputs)
             loss = None
             for part in update:
-                terms = part(out, batch)
+                mine = part.restricted(batch)
+                terms = part(out, mine)
                 weight = part.weight if isinstance(part.weight, float) else part.weight.value()  # pyright: ignore[reportAttributeAccessIssue]
-                term = weight * reduce(part.reduce, terms.loss, batch, totals[part.label])
+                term = weight * reduce(part.reduce, terms.loss, mine, totals[part.label])
                 if not math.isfinite(float(term.detach())):
                     raise TrainingError(
                         f"the loss term {part.label!r} is {float(term.detach())} on prompts "
@@ -101,9 +104,9 @@ def measure(
                     )
                 loss = term if loss is None else loss + term
                 if number < real:
-                    meter.add(f"{part.label}/loss", terms.loss, batch)
+                    meter.add(f"{part.label}/loss", terms.loss, mine)
                     for name, values in terms.metrics.items():
-                        meter.add(f"{part.label}/{name}", values, batch)
+                        meter.add(f"{part.label}/{name}", values, mine)
             assert loss is not None
             value += float(loss.detach()) if number < real else 0.0
             if backward:

@@ -1,0 +1,66 @@
+"""`where` of an objective: its terms and its denominators are of the chosen steps alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ratchet.components.errors import RecipeError
+from ratchet.components.recipes.recipe import load
+from ratchet.components.training.objectives import Meter, parts
+from ratchet.components.training.trainer import measure
+from ratchet.components.types import Group, Outputs, Prompt, Trajectory
+
+
+class Counting:
+    """A learner whose negative log-prob of token 10 n is n."""
+
+    def __call__(self, batch, outputs):
+        width = batch.mask.shape[1]
+        padded = [torch.nn.functional.pad(row, (0, width - len(row))) for row in batch.inputs["tokens"]]
+        return Outputs({"logprobs": -torch.stack(padded) / 10.0})
+
+
+GROUPS = [
+    Group(
+        Prompt(name, ()),
+        (Trajectory((), {"tokens": tokens}, [False, *[True] * (len(tokens) - 1)]),),
+        {"turn": [turn], "class": [kind]},
+    )
+    for name, tokens, turn, kind in (
+        ("a", [90, 10, 20, 30], [0, 1, 1, 0], 1.0),
+        ("b", [90, 40, 50], [1, 0, 1], 0.0),
+        ("c", [90, 60], [0, 0], 1.0),
+    )
+]
+
+
+@pytest.mark.parametrize("tokens", [1, 100])
+@pytest.mark.parametrize(
+    ("reduce", "keys", "expected"),
+    [
+        ("token_mean", {}, (1 + 2 + 3 + 4 + 5 + 6) / 6),
+        ("token_mean", {"where": "turn"}, (1 + 2 + 5) / 3),
+        ("row_mean", {"where": "turn"}, (1.5 + 5) / 2),
+        ("row_sum", {"where": "turn"}, (3 + 5) / 2),
+        ("token_mean", {"weight_column": "turn"}, (1 + 2 + 5) / 6),
+        ("row_mean", {"where": "class"}, (2 + 6) / 2),
+        ("token_mean", {"where": "class", "weight_column": "turn"}, (1 + 2) / 4),
+    ],
+)
+def test_where_changes_the_denominator_too(reduce: str, keys: dict, tokens: int, expected: float) -> None:
+    update = parts([{"name": "likelihood", "weight": 1.0, "reduce": reduce, "label": "likelihood", **keys}])
+    meter = Meter()
+    loss = measure(Counting(), update, GROUPS, tokens=tokens, backward=False, meter=meter)  # pyright: ignore[reportArgumentType]
+    assert loss == pytest.approx(expected)
+    if reduce == "token_mean" and "weight_column" not in keys:
+        assert meter.means()["likelihood/loss"] == pytest.approx(expected), "its metrics too"
+
+
+def test_where_is_a_column_that_exists() -> None:
+    change = "online.fit.updates.policy=[{name: reinforce, where: %s}]"
+    load("rloo", overrides=[change % "reward.exact_answer"])
+    with pytest.raises(RecipeError, match=r"'reinforce.where' reads \['turn_1'\], which no earlier piece"):
+        load("rloo", overrides=[change % "turn_1"])
+    with pytest.raises(RecipeError, match="`where` does not restrict"):
+        load("kto", overrides=["offline.fit.updates.policy=[{name: kto, where: label}]"])
