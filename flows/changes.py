@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ratchet.components.errors import RecipeError
 from ratchet.flows.alerts import alert_change
-from ratchet.flows.deployments import Deployment, Place, Plan, WorkPool, stage_deployment
+from ratchet.flows.deployments import Deployment, Place, Plan, Schedule, WorkPool, stage_deployment
 from ratchet.tasks.process.locks import REGISTRY
 
 OURS = "ratchet"  # tag of the deployments managed by this file
@@ -173,25 +173,11 @@ def _stage(one: Deployment, does: str, pool: str, client: Any, workspace: Path) 
 
 
 def _deployment(one: Deployment, pool: str, client: Any, workspace: Path) -> Change:
-    from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.client.schemas.objects import ConcurrencyOptions
-    from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 
     from ratchet.flows.post_training import post_training
 
-    schedules = [
-        DeploymentScheduleCreate(
-            active=s.active,
-            schedule=(
-                CronSchedule(cron=s.cron, timezone=s.timezone)
-                if s.cron
-                else IntervalSchedule(
-                    interval=timedelta(seconds=s.interval or 0), anchor_date=EPOCH, timezone=s.timezone
-                )
-            ),
-        )
-        for s in one.schedules
-    ]
+    schedules = [_prefect_schedule(schedule) for schedule in one.schedules]
     strategy: Any = {"wait": "ENQUEUE", "refuse": "CANCEL_NEW"}[one.if_running]
     wanted = {
         "description": one.description,
@@ -237,6 +223,19 @@ def _deployment(one: Deployment, pool: str, client: Any, workspace: Path) -> Cha
             concurrency_options=ConcurrencyOptions(collision_strategy=strategy),
             **wanted,
         ),
+    )
+
+
+def _prefect_schedule(s: Schedule) -> Any:
+    from prefect.client.schemas.actions import DeploymentScheduleCreate
+    from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
+
+    interval = timedelta(seconds=s.interval or 0)
+    return DeploymentScheduleCreate(
+        active=s.active,
+        schedule=CronSchedule(cron=s.cron, timezone=s.timezone)
+        if s.cron
+        else IntervalSchedule(interval=interval, anchor_date=EPOCH, timezone=s.timezone),
     )
 
 

@@ -67,13 +67,15 @@ def post_training(
             return {"run": pipeline.run.name}
         watch_results(pipeline)
         registered = register_run(pipeline, tracking.run_id(wait_seconds=30))
+        versions = {
+            stage: f"{model_of(register, stage)}:{number}"
+            for stage, number in registered.get("versions", {}).items()
+            if (register := pipeline.recipe.register) is not None
+        }
         pipeline.run.record(
             postponed=registered.get("postponed"),
             champion=registered.get("champion"),
-            registered={
-                stage: f"{model_of(pipeline.recipe.register, stage)}:{number}"
-                for stage, number in registered.get("versions", {}).items()
-            },
+            registered=versions,
         )
         return {"run": pipeline.run.name, "registered": registered, "data": version(pipeline, Path.cwd())}
 

@@ -18,72 +18,31 @@ import typer
 from ratchet.components.errors import ServiceError
 from ratchet.tasks.tracking.server import TRAINING, experiment_name, tracking_uri
 
+HOST = "127.0.0.1"
+
 
 def serve(home: Path) -> None:
     """Start both servers on 127.0.0.1, print their addresses, wait for Ctrl-C, stop both."""
-    env = {
-        **os.environ,
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "DO_NOT_TRACK": "1",
-    }
-    env.setdefault("PREFECT_HOME", str((home / "prefect").resolve()))
-    mlflow, prefect = free_port(), free_port()
-    artifacts = (home / "mlartifacts").resolve()
-    env["PREFECT_UI_API_URL"] = f"http://127.0.0.1:{prefect}/api"
-    commands = {
-        f"http://127.0.0.1:{mlflow}": [
-            sys.executable,
-            "-m",
-            "mlflow",
-            "server",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(mlflow),
-            "--workers",
-            "1",
-            "--backend-store-uri",
-            tracking_uri(home),
-            "--default-artifact-root",
-            artifacts.as_uri(),
-        ],
-        f"http://127.0.0.1:{prefect}": [
-            sys.executable,
-            "-m",
-            "prefect",
-            "server",
-            "start",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(prefect),
-        ],
-    }
-    logs = home / "logs"
+    mlflow, prefect, logs = free_port(), free_port(), home / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    children = []
+    env = environment(home, prefect)
+    children: list[tuple[str, str, subprocess.Popen[bytes]]] = []
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-    ):  # stop the servers however the terminal is closed
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # however the terminal is closed
         signal.signal(number, stop)
     try:
-        for (address, command), name in zip(commands.items(), ("mlflow", "prefect"), strict=True):
+        for name, port, command in (
+            ("mlflow", mlflow, mlflow_command(home, mlflow)),
+            ("prefect", prefect, ["prefect", "server", "start", "--host", HOST, "--port", str(prefect)]),
+        ):
             log = (logs / f"{name}-server.log").open("w")
-            children.append(
-                (
-                    name,
-                    address,
-                    subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True),
-                )
+            child = subprocess.Popen(
+                [sys.executable, "-m", *command], env=env, stdout=log, stderr=log, start_new_session=True
             )
+            children.append((name, f"http://{HOST}:{port}", child))
         for name, address, child in children:
             wait_for(address, child, logs / f"{name}-server.log")
             typer.echo(f"{name:<8} {address}{training_view(address) if name == 'mlflow' else ''}")
@@ -93,14 +52,40 @@ def serve(home: Path) -> None:
     except KeyboardInterrupt:
         pass
     finally:
-        for _, _, child in children:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGTERM)
-        for _, _, child in children:
-            try:
-                child.wait(10)
-            except subprocess.TimeoutExpired:
-                os.killpg(child.pid, signal.SIGKILL)
+        end([child for _, _, child in children])
+
+
+def environment(home: Path, prefect: int) -> dict[str, str]:
+    """Environment of the servers. `prefect`: port of Prefect's API, which its web interface must know."""
+    return {
+        "PREFECT_HOME": str((home / "prefect").resolve()),
+        **os.environ,
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+        "PREFECT_UI_API_URL": f"http://{HOST}:{prefect}/api",
+    }
+
+
+def mlflow_command(home: Path, port: int) -> list[str]:
+    """Arguments of python -m for an MLflow server on the home's database and artifacts."""
+    artifacts = (home / "mlartifacts").resolve().as_uri()
+    options = ["--host", HOST, "--port", str(port), "--workers", "1"]
+    stores = ["--backend-store-uri", tracking_uri(home), "--default-artifact-root", artifacts]
+    return ["mlflow", "server", *options, *stores]
+
+
+def end(children: list[subprocess.Popen[bytes]]) -> None:
+    """Stop the servers with all their processes, forcibly after ten seconds."""
+    for child in children:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGTERM)
+    for child in children:
+        try:
+            child.wait(10)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
 
 
 def training_view(address: str) -> str:
@@ -118,7 +103,7 @@ def training_view(address: str) -> str:
 
 def free_port() -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((HOST, 0))
         return probe.getsockname()[1]
 
 

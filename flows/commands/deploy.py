@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ratchet.components.errors import RatchetError, ServiceError
 from ratchet.flows.commands.options import Json, print_json
+
+if TYPE_CHECKING:
+    from ratchet.flows.changes import Change
 
 
 def deploy(
@@ -41,26 +44,7 @@ def deploy(
     try:
         with get_client(sync_client=True) as client:
             found = changes(plan, templates, client, Path.cwd())
-            shown = []
-            for change in found:
-                left = change.what == "remove" and not prune
-                shown.append(
-                    {
-                        "what": "leave" if left else change.what,
-                        "kind": change.kind,
-                        "name": change.name,
-                        "differs": list(change.differs),
-                    }
-                )
-                if not as_json:
-                    typer.echo(
-                        f"{'leave' if left else change.what:<7} {change.kind:<11} {change.name}"
-                        + ("  (not in the file; --prune removes it)" if left else "")
-                    )
-                    for line in change.differs:
-                        typer.echo(f"{'':<20}{line}")
-                if change.carry_out and not dry_run and not left:
-                    change.carry_out()
+            shown = [_apply(change, dry_run=dry_run, prune=prune, quiet=as_json) for change in found]
     except RatchetError:
         raise
     except PrefectHTTPStatusError as error:
@@ -80,3 +64,17 @@ def deploy(
         if todo
         else "Nothing to change."
     )
+
+
+def _apply(change: Change, *, dry_run: bool, prune: bool, quiet: bool) -> dict[str, Any]:
+    """Print a change, carry it out, and return it as JSON."""
+    left = change.what == "remove" and not prune
+    what = "leave" if left else change.what
+    if not quiet:
+        more = "  (not in the file; --prune removes it)" if left else ""
+        typer.echo(f"{what:<7} {change.kind:<11} {change.name}{more}")
+        for line in change.differs:
+            typer.echo(f"{'':<20}{line}")
+    if change.carry_out and not dry_run and not left:
+        change.carry_out()
+    return {"what": what, "kind": change.kind, "name": change.name, "differs": list(change.differs)}

@@ -6,12 +6,17 @@ import shutil
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ratchet.flows.commands.lineage import Model
 from ratchet.flows.commands.options import OUT, Home, Json, print_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ratchet.tasks.tracking.reproduce import Outcome
 
 
 def reproduce(
@@ -61,6 +66,13 @@ def reproduce(
         if into is None:
             shutil.rmtree(folder)
         return
+    _print_difference(console, outcome, changed)
+    console.print(f"The replayed stages are kept in {folder}.", markup=False)
+    raise typer.Exit(1)
+
+
+def _print_difference(console: Console, outcome: Outcome, changed: list[str]) -> None:
+    """Print the stage that differs, its files, and the likely cause. `changed`: see `surroundings`."""
     console.print(
         f"Stage {outcome.stage} is the first that differs: recorded {outcome.expected[:16]}, replayed "
         f"{outcome.found[:16]}.",
@@ -75,5 +87,3 @@ def reproduce(
             "Code, packages and machine are the same: the record is wrong or the stage is not deterministic.",
             markup=False,
         )
-    console.print(f"The replayed stages are kept in {folder}.", markup=False)
-    raise typer.Exit(1)
