@@ -118,8 +118,8 @@ def fresh(size: str, folder: Path) -> Path:
             num_key_value_heads=kv,
             max_position_embeddings=4096,
             tie_word_embeddings=True,
-            pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,  # pyright: ignore[reportArgumentType]
+            eos_token_id=tokenizer.eos_token_id,  # pyright: ignore[reportArgumentType]
             bos_token_id=None,
         )
     )

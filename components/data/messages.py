@@ -121,7 +121,7 @@ def _message(given: Any) -> Message:
     if not isinstance(given, Mapping):
         raise ValueError(f"expected a message with role and content, got {_shown(given)}")
     name = given.get("role") or given.get("from")
-    role = NAMES.get(name, name)
+    role = NAMES.get(name, name)  # pyright: ignore[reportArgumentType, reportCallIssue]
     if role not in ROLES:
         raise ValueError(f"a message needs a role ({', '.join(ROLES)}), got {_shown(given)}")
     if given.get("weight") == 0:

@@ -69,7 +69,7 @@ def distinct_n_interval(
     spread = float(
         np.std(
             [
-                distinct_n_ratio(_flat([texts[i] for i in half]), _flat([others[i] for i in half]), n)
+                distinct_n_ratio(_flat([texts[i] for i in half]), _flat([others[i] for i in half]), n)  # pyright: ignore[reportArgumentType]
                 for half in drawn
             ]
         )

@@ -87,7 +87,7 @@ class SplitEngine:
     def scorer(self) -> TorchEngine:
         """The torch engine with the same weights."""
         if self._scorer is None:
-            self._scorer = _torch(self.profile, self.path, self.kind)
+            self._scorer = _torch(self.profile, self.path, self.kind)  # pyright: ignore[reportArgumentType]
         return self._scorer
 
     @property

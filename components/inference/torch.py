@@ -261,7 +261,7 @@ class _Decoding:
         """Logits (V, R) of hidden states (R, H). `weight @ hidden.T` is up to 1.7 times as fast on CPU as the
         transposed product.
         """
-        logits = product(self.weight, hidden.float())
+        logits = product(self.weight, hidden.float())  # pyright: ignore[reportArgumentType]
         return logits if self.bias is None else logits.add_(self.bias[:, None])  # pyright: ignore[reportIndexIssue]
 
     def _take(self, rows: Sequence[Row], logits: Tensor) -> None:

@@ -66,7 +66,7 @@ def attend(
             "load the model with full attention (use_sliding_window: false)"
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return plan.attend(module.layer_idx, query, key, value, scale), None
+    return plan.attend(module.layer_idx, query, key, value, scale), None  # pyright: ignore[reportArgumentType]
 
 
 SHARED = 8

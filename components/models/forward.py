@@ -37,7 +37,7 @@ def model_outputs(model: nn.Module, kind: str, batch: Batch, outputs: frozenset[
             f"available: {', '.join(sorted(OUTPUTS[kind]))}"
         )
     if kind == "reward":
-        return Outputs({"scores": _read(model.score, reward_states(model, batch)).float()})
+        return Outputs({"scores": _read(model.score, reward_states(model, batch)).float()})  # pyright: ignore[reportArgumentType]
     rows = list(batch.inputs["tokens"])
     plan = PackedPlan(rows)
     language = model.policy if isinstance(model, PolicyWithValue) else model
@@ -68,16 +68,16 @@ def model_outputs(model: nn.Module, kind: str, batch: Batch, outputs: frozenset[
         )  # softmax in float32, whatever the model's dtype
         logprobs, entropy = chosen_logprobs(
             states.float(),
-            head.weight.float(),
+            head.weight.float(),  # pyright: ignore[reportArgumentType]
             targets.to(states.device),
             entropy="entropy" in outputs,
-            bias=bias,
+            bias=bias,  # pyright: ignore[reportArgumentType]
         )
         found["logprobs"] = spread(logprobs)
         if entropy is not None:
             found["entropy"] = spread(entropy)
     if "values" in outputs:
-        found["values"] = spread(_read(model.value_head, states))
+        found["values"] = spread(_read(model.value_head, states))  # pyright: ignore[reportArgumentType]
     return Outputs({name: found[name] for name in outputs})
 
 
@@ -114,12 +114,12 @@ def hidden_states(language: nn.Module, tokens: Tensor, positions: Tensor, plan: 
 
 def backbone(language: nn.Module) -> nn.Module:
     """The model without its head."""
-    return getattr(language, language.base_model_prefix)
+    return getattr(language, language.base_model_prefix)  # pyright: ignore[reportArgumentType]
 
 
 def output_head(language: nn.Module) -> nn.Module:
     """The output layer (lm_head). `ContractError` for models that transform logits after it."""
-    config = language.config.get_text_config()  # pyright: ignore[reportAttributeAccessIssue]
+    config = language.config.get_text_config()  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
     for name in SCALED:
         if getattr(config, name, None) not in (None, 1, 1.0):
             raise ContractError(
@@ -127,4 +127,4 @@ def output_head(language: nn.Module) -> nn.Module:
                 "after the output "
                 "layer, which the chunked log-probs do not support; use a model without it"
             )
-    return language.get_output_embeddings()
+    return language.get_output_embeddings()  # pyright: ignore[reportCallIssue]

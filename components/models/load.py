@@ -107,8 +107,8 @@ def convert_gguf(file: Path, out: Path) -> None:
     config = model.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # pyright: ignore[reportAttributeAccessIssue]
-    model.hf_quantizer = None
-    model.is_quantized = False
+    model.hf_quantizer = None  # pyright: ignore[reportArgumentType]
+    model.is_quantized = False  # pyright: ignore[reportArgumentType]
     if hasattr(model, "quantization_method"):
         del model.quantization_method
     config.rms_norm_eps = float(
@@ -181,7 +181,7 @@ def load_reward(path: Path, *, attention: str = "ratchet", dtype: torch.dtype = 
 
     if (Path(path) / REWARD_HEAD).is_file():
         backbone = load_from(AutoModel, Path(path), attention, dtype)
-        return MeanReward(backbone, load_reward_head(Path(path), backbone.config.hidden_size)).eval()  # pyright: ignore[reportAttributeAccessIssue]
+        return MeanReward(backbone, load_reward_head(Path(path), backbone.config.hidden_size)).eval()  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
     model = load_from(AutoModelForSequenceClassification, Path(path), attention, dtype)
     labels = model.config.num_labels  # pyright: ignore[reportAttributeAccessIssue]
     if labels != 1 or not hasattr(model, "score"):
@@ -206,7 +206,7 @@ def load_model(
     if kind == "policy":
         return policy
     if kind == "policy_with_value":
-        return PolicyWithValue(policy, load_value_head(Path(path), policy.config.hidden_size))  # pyright: ignore[reportAttributeAccessIssue]
+        return PolicyWithValue(policy, load_value_head(Path(path), policy.config.hidden_size))  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
     raise ValueError(f"kind of model {kind!r}; expected policy, policy_with_value or reward")
 
 
@@ -247,8 +247,8 @@ def new_reward(
         AutoModelForSequenceClassification, policy_path, attention, torch.float32, config=config
     )
     with torch.no_grad():
-        drawn = torch.randn(model.score.weight.shape, generator=torch.Generator().manual_seed(seed))  # pyright: ignore[reportAttributeAccessIssue]
-        model.score.weight.copy_(drawn / (config.hidden_size + 1) ** 0.5)  # pyright: ignore[reportAttributeAccessIssue]
+        drawn = torch.randn(model.score.weight.shape, generator=torch.Generator().manual_seed(seed))  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue, reportCallIssue]
+        model.score.weight.copy_(drawn / (config.hidden_size + 1) ** 0.5)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
     return model
 
 

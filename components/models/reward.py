@@ -67,7 +67,7 @@ class MeanReward(nn.Module):
         return self.backbone.config
 
     def get_input_embeddings(self) -> nn.Module:
-        return self.backbone.get_input_embeddings()
+        return self.backbone.get_input_embeddings()  # pyright: ignore[reportCallIssue]
 
 
 def as_token_classifier(model: MeanReward) -> nn.Module | None:

@@ -92,7 +92,7 @@ def train_tiny(
                 pad_token_id=tokenizer.pad_token_id,
                 eos_token_id=tokenizer.eos_token_id,
                 bos_token_id=None,
-                attn_implementation="ratchet",
+                attn_implementation="ratchet",  # pyright: ignore[reportCallIssue]
                 initializer_range=0.05,
             )
         )

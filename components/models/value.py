@@ -25,7 +25,7 @@ class PolicyWithValue(nn.Module):
         return self.policy.config
 
     def get_input_embeddings(self) -> nn.Module:
-        return self.policy.get_input_embeddings()
+        return self.policy.get_input_embeddings()  # pyright: ignore[reportCallIssue]
 
 
 def load_value_head(path: Path, hidden: int) -> nn.Linear:

@@ -51,7 +51,7 @@ class Example:
                 for message in answer
             ]
         if self.reference is not None:
-            said.append(self._line(" ", {"role": "reference", "content": self.reference}))
+            said.append(self._line(" ", {"role": "reference", "content": self.reference}))  # pyright: ignore[reportArgumentType]
         return [*said, *(f"  {name}: {', '.join(map(str, values))}" for name, values in self.columns.items())]
 
     def _line(self, mark: str, message: Message) -> str:

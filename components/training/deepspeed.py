@@ -110,7 +110,7 @@ class DeepSpeedLearner:
         self.model, self.trained = self._load()
         if gradient_checkpointing:
             language = self.model.policy if isinstance(self.model, PolicyWithValue) else self.model
-            language.gradient_checkpointing_enable({"use_reentrant": False})
+            language.gradient_checkpointing_enable({"use_reentrant": False})  # pyright: ignore[reportCallIssue]
             self.model.train()  # transformers checkpoints only in training mode; all dropout is 0
         named = {n: p for n, p in self.trained.named_parameters() if p.requires_grad}
         if not named:
@@ -158,7 +158,7 @@ class DeepSpeedLearner:
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
             if hasattr(module, "attention_dropout"):
-                module.attention_dropout = 0.0
+                module.attention_dropout = 0.0  # pyright: ignore[reportArgumentType]
         return model, self.adapter(model) if self.adapter else model
 
     def _make_moments(self) -> None:
@@ -291,7 +291,7 @@ class DeepSpeedLearner:
                         parameter.copy_(learnt[name])
             if hasattr(trained, "merge_and_unload"):
                 save_adapter(trained, Path(path) / FOLDER)
-                model = trained.merge_and_unload()
+                model = trained.merge_and_unload()  # pyright: ignore[reportCallIssue]
             save_model(model, self.tokenizer, Path(path))
         ranks.gather(None)  # barrier: the directory is complete before any rank reads it
 

@@ -69,7 +69,7 @@ class TorchLearner:
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
             if hasattr(module, "attention_dropout"):
-                module.attention_dropout = 0.0
+                module.attention_dropout = 0.0  # pyright: ignore[reportArgumentType]
         language: Any = self.model.policy if isinstance(self.model, PolicyWithValue) else self.model
         tied = (
             kind != "reward"
@@ -204,5 +204,5 @@ class TorchLearner:
         model: nn.Module = self.model
         if hasattr(self.trained, "merge_and_unload"):
             save_adapter(self.trained, Path(path) / FOLDER)
-            model = copy.deepcopy(self.trained).merge_and_unload()
+            model = copy.deepcopy(self.trained).merge_and_unload()  # pyright: ignore[reportCallIssue]
         save_model(model, self.tokenizer, Path(path))

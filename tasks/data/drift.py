@@ -106,7 +106,7 @@ def data_shifts(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, 
     for split in dict.fromkeys(row["split"] for row in now):
         for column in LENGTHS:
             comparisons.append(
-                (
+                (  # pyright: ignore[reportArgumentType]
                     column,
                     split,
                     *(
@@ -117,7 +117,7 @@ def data_shifts(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, 
             )
     for column in NAMES:
         comparisons.append(
-            (column, "all data", *([r[column] for r in rows if r[column]] for rows in (before, now)))
+            (column, "all data", *([r[column] for r in rows if r[column]] for rows in (before, now)))  # pyright: ignore[reportArgumentType]
         )
     comparisons = [a for a in comparisons if len(a[2]) >= BINS and len(a[3]) >= BINS]
     chance = CHANCE / max(1, len(comparisons))

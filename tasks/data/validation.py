@@ -84,8 +84,8 @@ def expectations(data: Data) -> list[Check]:
     ]
     if data.rating_range:
         checks += [
-            between("ratings are in their range", "rating", *data.rating_range),
-            between("the rejected side's rating is in its range", "rating_rejected", *data.rating_range),
+            between("ratings are in their range", "rating", *data.rating_range),  # pyright: ignore[reportArgumentType]
+            between("the rejected side's rating is in its range", "rating_rejected", *data.rating_range),  # pyright: ignore[reportArgumentType]
         ]
     if "scrub" in [spec["name"] for spec in data.transforms]:
         checks.append(always("no personal data is left", "has_personal_data", False))

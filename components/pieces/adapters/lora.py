@@ -51,7 +51,7 @@ def lora(
             )
     config = LoraConfig(
         r=rank,
-        lora_alpha=alpha,
+        lora_alpha=alpha,  # pyright: ignore[reportArgumentType]
         lora_dropout=dropout,
         use_dora=dora,
         use_rslora=rslora,
@@ -69,7 +69,7 @@ def linear_layers(model: Module) -> list[str]:
     """
     from torch.nn import Linear
 
-    outputs = [m.get_output_embeddings() for m in model.modules() if hasattr(m, "get_output_embeddings")]
+    outputs = [m.get_output_embeddings() for m in model.modules() if hasattr(m, "get_output_embeddings")]  # pyright: ignore[reportCallIssue]
     return [
         name
         for name, module in model.named_modules()
@@ -81,4 +81,4 @@ def linear_layers(model: Module) -> list[str]:
 
 def merge(model: Module) -> Module:
     """The model with adapter weights merged, as saved for other programs."""
-    return model.merge_and_unload() if hasattr(model, "merge_and_unload") else model
+    return model.merge_and_unload() if hasattr(model, "merge_and_unload") else model  # pyright: ignore[reportCallIssue]

@@ -37,7 +37,7 @@ def preference(row: Mapping[str, Any]) -> list[Conversation]:
     scores = row.get("score_chosen"), row.get("score_rejected")
     margin = row.get("margin")
     if margin is None and None not in scores:
-        margin = float(scores[0]) - float(scores[1])
+        margin = float(scores[0]) - float(scores[1])  # pyright: ignore[reportArgumentType]
     if margin is not None and float(margin) <= 0:
         raise ValueError("the rejected answer is rated at least as high as the chosen one")
     return [

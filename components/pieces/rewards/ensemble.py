@@ -47,7 +47,7 @@ def ensemble(
         ]
         combined.append(
             [
-                aggregate([v[g][i] for v in scaled], how, uncertainty) if what == OK else None
+                aggregate([v[g][i] for v in scaled], how, uncertainty) if what == OK else None  # pyright: ignore[reportArgumentType]
                 for i, what in enumerate(status)
             ]
         )

@@ -67,7 +67,7 @@ class Comparer:
 
     @staticmethod
     def ready(process: subprocess.Popen[str], seconds: float) -> bool:
-        return bool(select.select([process.stdout], [], [], seconds)[0])
+        return bool(select.select([process.stdout], [], [], seconds)[0])  # pyright: ignore[reportArgumentType]
 
 
 equal = Comparer()
@@ -85,7 +85,7 @@ def answer_lines() -> None:
     logging.disable()
 
     def compare(*texts: str) -> bool:
-        gold, answer = (parse(f"${text}$", [LatexExtractionConfig()], parsing_timeout=None) for text in texts)
+        gold, answer = (parse(f"${text}$", [LatexExtractionConfig()], parsing_timeout=None) for text in texts)  # pyright: ignore[reportArgumentType]
         return bool(gold and answer and verify(gold, answer, timeout_seconds=None))
 
     compare("x + 1", "1 + x")  # warm-up: lazy imports must not count against the first question

@@ -25,4 +25,4 @@ def reasoning_gym(prompt: Prompt, trajectory: Trajectory, *, extract: Bool = Tru
         "metadata": {"source_dataset": name, **prompt.meta.get("metadata", prompt.meta)},
     }
     answer = final_answer(trajectory.text) if extract else trajectory.text
-    return float(get_score_answer_fn(name)(answer=answer, entry=entry))
+    return float(get_score_answer_fn(name)(answer=answer, entry=entry))  # pyright: ignore[reportCallIssue]
