@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import ratchet.components.training.trainer
 import ratchet.flows.post_training as flow
@@ -20,13 +23,16 @@ from ratchet.components.data.groups import read_groups
 from ratchet.components.errors import (
     ContractError,
     DataError,
+    RatchetError,
     RecipeError,
     SourceError,
     StoreError,
     TrainingError,
 )
+from ratchet.components.recipes.check_data import check_files
 from ratchet.components.recipes.recipe import load
 from ratchet.components.storage.store import disk_errors, file_digest
+from ratchet.flows.cli import app
 from ratchet.flows.part import run_part
 from ratchet.tasks.pipeline import Pipeline
 
@@ -293,3 +299,151 @@ def test_damaged_checkpoint_restarts_the_stage(
         assert pipeline_of(home) == truth
         (warning,) = [record.message for record in caplog.records if "is damaged" in record.message]
         assert warning.startswith(f"the checkpoint at {folder} is damaged: ") and "sft restarts" in warning
+
+
+def lines(rows: Sequence[Any]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def chats(**more: Any) -> list[dict[str, Any]]:
+    """Sixty conversations, each with the columns `more`."""
+    return [
+        {
+            "messages": [
+                {"role": "user", "content": f"what is {i}?"},
+                {"role": "assistant", "content": f"it is {i}"},
+            ],
+            **more,
+        }
+        for i in range(60)
+    ]
+
+
+def table(header: str, row: str) -> str:
+    return header + "\n" + "".join(row.format(i=i) + "\n" for i in range(60))
+
+
+COMMAS = table("prompt,completion", "what is {i}?,it is {i}")
+HALF = "".join(f'{{"prompt": "what is {i} \\ud83d?", "completion": "it is"}}\n' for i in range(60))
+NAMED = lines(
+    [
+        {
+            "conversations": [
+                {"from": "User", "value": f"what is {i}?"},
+                {"from": "Bot", "value": f"it is {i}"},
+            ]
+        }
+        for i in range(60)
+    ]
+)
+SCORES = "".join(
+    f'{{"prompt": "{i}?", "chosen": "a{i}", "rejected": "b", "score_chosen": NaN, "score_rejected": 1}}\n'
+    for i in range(60)
+)
+ANSWERS = [
+    {"question": f"what is {i} + 1?", "answer": None if i % 3 == 0 else f"#### {i + 1}"} for i in range(60)
+]
+
+
+def calls(made: Any) -> str:
+    turns = [{"role": "user", "content": "go"}, {"role": "assistant", "content": None, "tool_calls": made}]
+    return lines([{"messages": turns}] * 9)
+
+
+READ: dict[str, tuple[str, str | bytes]] = {
+    "CRLF and a byte order mark": (
+        "d.jsonl",
+        b"\xef\xbb\xbf" + lines(chats()).replace("\n", "\r\n").encode(),
+    ),
+    "semicolons, as spreadsheets write them": ("d.csv", COMMAS.replace(",", ";")),
+    "spaces in a header": ("d.csv", COMMAS.replace("prompt,", "prompt , ")),
+    "a compressed table": ("d.csv.gz", gzip.compress(COMMAS.encode())),
+    "a compressed list": ("d.json.gz", gzip.compress(json.dumps(chats()).encode())),
+    "JSON lines in a .json": ("d.json", lines(chats())),
+    "a list in a .jsonl": ("d.jsonl", json.dumps(chats(), indent=1)),
+    "a suffix in capitals": ("D.JSONL", lines(chats())),
+    "ndjson": ("d.ndjson", lines(chats())),
+    "messages as JSON text": (
+        "d.jsonl",
+        lines([{"messages": json.dumps(row["messages"])} for row in chats()]),
+    ),
+    "roles in capitals and a bot": ("d.jsonl", NAMED),
+    "a number as topic": ("d.jsonl", lines([{**row, "topic": i % 20} for i, row in enumerate(chats())])),
+    "no id": ("d.jsonl", lines(chats(id=None))),
+    "one line nested without end": ("d.jsonl", "[" * 100_000 + "]" * 100_000 + "\n" + lines(chats())),
+    "quotes in its name": ('it\'s "q".jsonl', lines(chats())),
+    "a colon in its name": ("a: b #c.jsonl", lines(chats())),
+    "a line break in its name": ("a\nb.jsonl", lines(chats())),
+    "another alphabet in its name": ("donn\u00e9es/\u6570\u636e 1.jsonl", lines(chats())),
+}
+
+
+@pytest.mark.parametrize("case", READ)
+def test_unusual_file_is_read_whole(case: str, tmp_path: Path) -> None:
+    name, content = READ[case]
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    more = ["--out", str(tmp_path / "mine.yaml"), "--model", "generate:tiny?seed=0"]
+    done = CliRunner().invoke(app, ["init", str(tmp_path / name), *more], catch_exceptions=False)
+    assert done.exit_code == 0 and ": 60 conversations" in done.output
+    checked = check_files(load(tmp_path / "mine.yaml")[0], show=1)
+    assert sum(checked.groups.values()) == 60
+    (first,) = checked.examples["sft"]
+    assert re.fullmatch(r"what is \d+\?", first.messages[-1]["content"])
+    assert re.fullmatch(r"it is \d+", first.answers[0][-1]["content"])
+
+
+REFUSED: dict[str, tuple[str, str, str]] = {
+    "UTF-16": ("d.jsonl", lines(chats()), "d.jsonl is in UTF-16; expected UTF-8"),
+    "a column twice": ("d.csv", table("prompt,prompt,completion", "x,{i}?,it"), "the column 'prompt' twice"),
+    "a quote that never ends": ("d.csv", COMMAS.replace("what", '"what', 1), "unexpected end of data"),
+    "half a character": ("d.jsonl", HALF, "a text has half a character, '\\ud83d'"),
+    "a rating that is no number": (
+        "d.jsonl",
+        lines(chats(rating="five")),
+        "rating: expected a finite number",
+    ),
+    "an infinite rating": ("d.jsonl", lines(chats(rating=1.0)).replace("1.0", "1e999"), "got 'inf'"),
+    "a score that is NaN": ("d.jsonl", SCORES, "score_chosen: expected a finite number, got 'nan'"),
+    "a list of ratings": ("d.jsonl", lines(chats(ratings=[1])), "ratings: expected an object or its JSON"),
+    "meta that is no object": (
+        "d.jsonl",
+        lines(chats(meta="x")),
+        "meta: expected an object or its JSON, got x",
+    ),
+    "a topic with parts": ("d.jsonl", lines(chats(topic={"a": 1})), "topic: expected a text, got {'a': 1}"),
+    "tools that are no JSON": ("d.jsonl", lines(chats(tools="[{")), "tools: expected a list of functions"),
+    "a tool call as text": ("d.jsonl", calls("f(x)"), "tool_calls: expected a list of objects"),
+    "a tool call without a name": ("d.jsonl", calls([{"arguments": "{}"}]), "needs the name of its function"),
+    "parts within a part": (
+        "d.jsonl",
+        lines([{"messages": [{"role": "user", "content": [{"type": "text", "text": ["x"]}]}]}] * 9),
+        "a part of a message needs a text",
+    ),
+    "three texts in a turn of history": (
+        "d.jsonl",
+        lines([{"instruction": "a", "output": "b", "history": [["a", "b", "c"]]}] * 9),
+        "history: expected pairs of an instruction and its output",
+    ),
+    "a list as reference answer": (
+        "d.jsonl",
+        lines([{"question": "1 + 1?", "answer": ["2"]}] * 9),
+        "answer: expected a text or a number, got ['2']",
+    ),
+    "a verifier without its answers": (
+        "d.jsonl",
+        lines(ANSWERS),
+        "rewards.exact_answer compares with the reference answer, which 17 of 54 prompts of 'prompts' lack",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_unusable_file_is_one_sentence(case: str, tmp_path: Path) -> None:
+    name, content, message = REFUSED[case]
+    (tmp_path / name).write_bytes(content.encode("utf-16" if case == "UTF-16" else "utf-8"))
+    more = ["--out", str(tmp_path / "mine.yaml"), "--model", "generate:tiny?seed=0"]
+    with pytest.raises(RatchetError) as refused:
+        CliRunner().invoke(app, ["init", str(tmp_path / name), *more], catch_exceptions=False)
+    assert message in str(refused.value) and "\n" not in str(refused.value)
+    assert "broken structure" not in str(refused.value) and not list(tmp_path.glob("*.yaml"))

@@ -1,26 +1,29 @@
-"""Reading rows of data files: JSONL (`.jsonl`, `.jsonl.gz`), JSON, CSV, TSV, Parquet and Arrow; a file or a
+"""Reading rows of data files: JSONL, JSON, CSV, TSV (each also with `.gz`), Parquet and Arrow; a file or a
 folder of files.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
+import io
 import json
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import pyarrow as pa
 
 from ratchet.components.data.groups import parquet_rows
 from ratchet.components.errors import DataError, SourceError
 
-SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow", ".csv", ".tsv", ".gz")
+SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow", ".csv", ".tsv", ".gz", ".ndjson")
 METADATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 """Metadata files of the library `datasets`."""
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def data_files(path: Path) -> list[Path]:
@@ -35,7 +38,7 @@ def data_files(path: Path) -> list[Path]:
         else sorted(
             p
             for p in path.rglob("*")
-            if p.suffix in SUFFIXES
+            if p.suffix.lower() in SUFFIXES
             and p.is_file()
             and p.name not in METADATA
             and not any(part.startswith(".") for part in p.relative_to(path).parts)
@@ -43,7 +46,7 @@ def data_files(path: Path) -> list[Path]:
     )
     if not files:
         raise SourceError(f"{path} holds no {', '.join(SUFFIXES)} file")
-    if files[0].suffix not in SUFFIXES:
+    if files[0].suffix.lower() not in SUFFIXES:
         raise SourceError(f"{path} is not a data file; expected one of {', '.join(SUFFIXES)}")
     return files
 
@@ -52,28 +55,66 @@ def read_rows(file: Path) -> Iterator[tuple[str, Any]]:
     """(location, row) for every row of a file, counted from 1. An unreadable line yields a `DataError`
     instead of its row; an unreadable file raises one.
     """
-    if file.suffix in (".jsonl", ".gz"):
-        for number, line in enumerate(_lines(file), start=1):
-            if line.strip():
-                where = f"{file}, line {number}"
-                try:
-                    yield where, _decode(line)
-                except ValueError as error:
-                    yield where, DataError(f"not valid JSON: {error}")
+    kind = _kind(file)
+    if kind == ".json" or (kind == ".jsonl" and _begins(file, b"[")):
+        try:
+            rows: Iterable[Any] = _json(file)
+        except DataError:
+            if kind == ".json" and not _is_json_lines(file):
+                raise
+            kind = ".jsonl"
+        else:
+            yield from ((f"{file}, row {number}", _whole(row)) for number, row in enumerate(rows, start=1))
+            return
+    if kind == ".jsonl":
+        yield from _json_lines(file)
         return
-    rows = {".parquet": parquet_rows, ".arrow": _arrow, ".json": _json, ".csv": _table, ".tsv": _table}[
-        file.suffix
-    ](file)
+    rows = {".parquet": parquet_rows, ".arrow": _arrow, ".csv": _table, ".tsv": _table}[kind](file)
     yield from ((f"{file}, row {number}", row) for number, row in enumerate(rows, start=1))
 
 
-def _lines(file: Path) -> Iterator[bytes]:
-    if file.suffix != ".gz":
-        with file.open("rb") as lines:
-            yield from lines
-        return
+def _kind(file: Path) -> str:
+    """How to read a file: its suffix without `.gz`, in lower case; `.jsonl` where that names no format."""
+    name = file.name.lower()
+    suffix = Path(name.removesuffix(".gz")).suffix
+    return suffix if suffix in SUFFIXES and suffix != ".ndjson" else ".jsonl"
+
+
+def _json_lines(file: Path) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(_lines(file), start=1):
+        if number == 1 and line.startswith(UTF_16):
+            raise DataError(f"{file} is in UTF-16; expected UTF-8: save it as UTF-8")
+        if line.strip():
+            try:
+                row = _decode(line)
+                row = _whole(row) if b"\\u" in line else row
+            except ValueError as error:
+                row = DataError(f"not valid JSON: {error}")
+            yield f"{file}, line {number}", row
+
+
+def _begins(file: Path, mark: bytes) -> bool:
+    """Whether the first line of a file that is not blank begins with `mark`."""
+    first = next((line for line in _lines(file) if line.strip()), b"")
+    return first.removeprefix(codecs.BOM_UTF8).lstrip().startswith(mark)
+
+
+def _is_json_lines(file: Path) -> bool:
+    """Whether the first line is a JSON object of its own, as in many `.json` files of the Hub."""
     try:
-        with gzip.open(file, "rb") as lines:
+        return isinstance(_decode(next(iter(_lines(file)), b"")), dict)
+    except ValueError:
+        return False
+
+
+def _open(file: Path) -> IO[bytes]:
+    opened = gzip.open(file, "rb") if file.suffix.lower() == ".gz" else file.open("rb")  # noqa: SIM115
+    return cast(IO[bytes], opened)
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    try:
+        with _open(file) as lines:
             yield from lines
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{file} is an incomplete or invalid gzip file: {error}") from error
@@ -81,7 +122,20 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 def _decode(raw: bytes) -> Any:
     """Decode JSON. `ValueError` for invalid JSON or UTF-8."""
-    return json.loads(raw)
+    try:
+        return json.loads(raw)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _whole(row: Any) -> Any:
+    """The row, or a `DataError` if a text has a surrogate without its other half, which UTF-8 cannot hold."""
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        return DataError(f"a text has half a character, {half!r} (a surrogate without its other half)")
+    return row
 
 
 def _json(file: Path) -> list[Any]:
@@ -89,7 +143,7 @@ def _json(file: Path) -> list[Any]:
     keyed by id.
     """
     try:
-        found = _decode(file.read_bytes())
+        found = _decode(b"".join(_lines(file)))
     except ValueError as error:
         raise DataError(f"{file} is not valid JSON: {error}") from error
     if isinstance(found, list):
@@ -121,18 +175,26 @@ def _arrow(file: Path) -> Iterable[Any]:
 
 def _table(file: Path) -> Iterator[dict[str, Any]]:
     """Rows of a CSV or TSV file with a header. Empty cells are None; cells with a JSON list or object are
-    decoded.
+    decoded. A CSV file whose header has no comma may be separated by semicolons or tabs.
     """
     csv.field_size_limit(sys.maxsize)
+    kind, line = _kind(file), 1
     try:
-        with file.open(encoding="utf-8-sig", newline="") as lines:
-            for row in csv.DictReader(
-                lines, delimiter="\t" if file.suffix == ".tsv" else ",", restkey="(cells without a name)"
-            ):
+        with io.TextIOWrapper(_open(file), encoding="utf-8-sig", newline="") as lines:
+            header = lines.readline()
+            between = "\t" if kind == ".tsv" else next((mark for mark in ",;\t" if mark in header), ",")
+            names = [name.strip() for name in next(csv.reader([header], delimiter=between), [])]
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise DataError(f"{file}: the header has the column {twice[0]!r} twice; rename one of them")
+            rows = csv.DictReader(
+                lines, names, delimiter=between, restkey="(cells without a name)", strict=True
+            )
+            for row in rows:
+                line = 1 + rows.line_num
                 yield {name: _cell(value) for name, value in row.items()}
-    except (csv.Error, UnicodeDecodeError) as error:
+    except (csv.Error, UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
-            f"{file} is not a readable {file.suffix[1:].upper()} file in UTF-8: {error}"
+            f"{file} is not a readable {kind[1:].upper()} file in UTF-8: {error} (after line {line})"
         ) from error
 
 

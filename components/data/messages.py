@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -23,6 +24,8 @@ NAMES = {
     "bard": "assistant",
     "bing": "assistant",
     "model": "assistant",
+    "bot": "assistant",
+    "ai": "assistant",
     "response": "assistant",
     "function_call": "assistant",
     "developer": "system",
@@ -45,16 +48,32 @@ PROMPTS = ("prompt", "question", "instruction", "conversations", "messages")
 
 
 def messages_of(value: Any, role: str) -> tuple[Message, ...]:
-    """Messages from a text (one message of `role`, unless it is a transcript) or a list. `ValueError`
-    describes the problem.
+    """Messages from a list, its JSON, or a text (one message of `role`, unless it is a transcript).
+    `ValueError` describes the problem.
     """
+    if isinstance(value, str):
+        value = _from_json(value)
     if isinstance(value, str):
         return transcript(value) or (message(role, value),)
     if isinstance(value, Mapping):
         value = [value]
-    if not isinstance(value, Sequence) or not value:
+    if not isinstance(value, Sequence) or isinstance(value, bytes) or not value:
         raise ValueError(f"expected a text or a list of messages, got {_shown(value)}")
     return _joined([_message(one) for one in value])
+
+
+def _from_json(text: str) -> Any:
+    """The messages of a text that is a JSON list of them, as in some Parquet files; else the text."""
+    if text.lstrip().startswith("["):
+        with contextlib.suppress(ValueError, RecursionError):
+            found = json.loads(text)
+            if found and all(
+                isinstance(one, Mapping)
+                and ({"role", "content"} <= set(one) or {"from", "value"} <= set(one))
+                for one in found
+            ):
+                return found
+    return text
 
 
 def transcript(text: str) -> tuple[Message, ...]:
@@ -97,11 +116,28 @@ def label_of(value: Any) -> bool | None:
     return None if value is None else known[str(value).lower()]
 
 
+def number(name: str, value: Any) -> float:
+    """A rating, a score or a margin, as a number or its text. `ValueError` unless it is finite."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if not math.isfinite(found):
+        raise ValueError(f"{name}: expected a finite number, got {_shown(value)!r}")
+    return found
+
+
 def with_system(messages: tuple[Message, ...], system: Any, tools: Any = None) -> tuple[Message, ...]:
     """`messages` preceded by a system message with the text `system` and the function definitions `tools` (a
     list, or its JSON).
     """
-    tools = json.loads(tools) if isinstance(tools, str) and tools.strip() else tools
+    if isinstance(tools, str) and tools.strip():
+        try:
+            tools = json.loads(tools)
+        except ValueError as error:
+            raise ValueError(
+                f"tools: expected a list of functions or its JSON, got {_shown(tools)}"
+            ) from error
     given = [str(system)] if system else []
     if tools:
         given.append(
@@ -120,14 +156,17 @@ def message(role: str, content: str) -> Message:
 def _message(given: Any) -> Message:
     if not isinstance(given, Mapping):
         raise ValueError(f"expected a message with role and content, got {_shown(given)}")
-    name = given.get("role") or given.get("from")
-    role = NAMES.get(name, name)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    name = str(given.get("role") or given.get("from") or "").lower()
+    role = NAMES.get(name, name)
     if role not in ROLES:
         raise ValueError(f"a message needs a role ({', '.join(ROLES)}), got {_shown(given)}")
     if given.get("weight") == 0:
         raise ValueError("a message has weight 0, which is not supported: all assistant turns are trained on")
     content = given.get("content", given.get("value"))
-    calls = [call.get("function", call) for call in given.get("tool_calls") or ()]
+    made = given.get("tool_calls")
+    if made and (isinstance(made, str) or not all(isinstance(call, Mapping) for call in made)):
+        raise ValueError(f"tool_calls: expected a list of objects with a function, got {_shown(made)}")
+    calls = [call.get("function", call) for call in made or ()]
     calls += [given["function_call"]] if given.get("function_call") else []
     if name == "function_call":
         content, calls = None, [json.loads(content) if isinstance(content, str) else content]
@@ -146,6 +185,8 @@ def _text(content: Any) -> str | None:
     for part in content:
         if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            if isinstance(part, Mapping) and "text" in part:
+                raise ValueError(f"a part of a message needs a text, got {_shown(part)}")
             raise ValueError(f"a message has a part of type {kind!r}; only text is supported")
     return "\n".join(part["text"] for part in content)
 
@@ -154,6 +195,8 @@ def _call(call: Mapping[str, Any]) -> str:
     """A function call as text, independent of the chat template: <tool_call>{"name": ..., "arguments":
     {...}}</tool_call>.
     """
+    if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
+        raise ValueError(f"a tool call needs the name of its function, got {_shown(call)}")
     arguments = call.get("arguments")
     if isinstance(arguments, str):
         with contextlib.suppress(ValueError):  # model output: invalid JSON is kept as text

@@ -19,6 +19,7 @@ from typing import Any
 
 from ratchet.components.data.files import read_rows
 from ratchet.components.data.groups import read_groups
+from ratchet.components.data.messages import number
 from ratchet.components.data.published import published
 from ratchet.components.data.records import Conversation, FilterResult, Rejected
 from ratchet.components.errors import DataError
@@ -54,8 +55,8 @@ def parse(
     first: Any = None
     layouts: Counter[str] = Counter()
     for split, file in published(path, config, splits):
-        for number, (where, row) in enumerate(islice(read_rows(file), most)):
-            key = f"{file.name.partition('.')[0]}-{number}"
+        for i, (where, row) in enumerate(islice(read_rows(file), most)):
+            key = f"{file.name.partition('.')[0]}-{i}"
             first = row if first is None else first
             try:
                 if isinstance(row, DataError):
@@ -69,7 +70,8 @@ def parse(
                     break
                 row = _renamed(row, columns or {})
                 name, layout = choose(row)
-                kept.extend(_finished(layout(row), row, str(row.get("id", key)), split))
+                named = key if row.get("id") is None else str(row["id"])
+                kept.extend(_finished(layout(row), row, named, split))
                 layouts.update([f"read as `{name}`"] if name else [])
             except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
                 dropped.append(Rejected(key, f"{_reason(error)}: {where}", _printable(row)))
@@ -209,19 +211,24 @@ def _finished(
     records: Sequence[Conversation], row: Mapping[str, Any], key: str, split: str
 ) -> list[Conversation]:
     """Add id and optional fields of any layout to the records: topic, ratings, answer, source, meta."""
-    meta = row.get("meta") or {}
     meta = {
         **{name: row[name] for name in TESTS if row.get(name) is not None},
-        **(json.loads(meta) if isinstance(meta, str) else meta),
+        **_object("meta", row.get("meta")),
     }
-    ratings = {name: float(value) for name, value in (row.get("ratings") or {}).items()}
+    ratings = {
+        name: number(f"ratings.{name}", value)
+        for name, value in _object("ratings", row.get("ratings")).items()
+    }
+    topic = row.get("topic")
+    if isinstance(topic, (list, Mapping)):
+        raise ValueError(f"topic: expected a text, got {str(topic)[:80]}")
     rating = row.get("rating", sum(ratings.values()) / len(ratings) if ratings else None)
     return [
         replace(
             record,
-            id=key if len(records) == 1 else f"{key}-{number}",
-            topic=record.topic or row.get("topic") or None,
-            rating=record.rating if record.rating is not None or rating is None else float(rating),
+            id=key if len(records) == 1 else f"{key}-{i}",
+            topic=record.topic or (None if topic is None else str(topic)) or None,
+            rating=record.rating if record.rating is not None or rating is None else number("rating", rating),
             ratings=record.ratings or ratings,
             label=row["label"]
             if record.label is None and isinstance(row.get("label"), bool)
@@ -233,8 +240,18 @@ def _finished(
             meta={**meta, **record.meta},
             published=split,
         )
-        for number, record in enumerate(records)
+        for i, record in enumerate(records)
     ]
+
+
+def _object(name: str, value: Any) -> Mapping[str, Any]:
+    """An object, its JSON or its list of pairs (Arrow's maps); empty for None."""
+    found: Any = value or {}
+    with contextlib.suppress(ValueError, TypeError):
+        found = json.loads(found) if isinstance(found, str) else dict(found)
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{name}: expected an object or its JSON, got {str(value)[:80]}")
+    return found
 
 
 def _from_groups(file: Path, split: str) -> list[Conversation]:

@@ -10,7 +10,7 @@ from typing import Any
 from ratchet.components.errors import GateError
 from ratchet.components.piece import build, describe
 from ratchet.components.recipes.schema import Recipe
-from ratchet.components.types import Context, Group, Trajectory
+from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 MIN_RIGHT = 0.95
 SCORED = 512
@@ -33,6 +33,19 @@ def verifiers(recipe: Recipe) -> list[dict[str, Any]]:
         if describe("annotate", spec["name"]).gold and spec not in found:
             found.append(spec)
     return found
+
+
+def unscored(groups: Sequence[Group], spec: Mapping[str, Any]) -> list[Prompt]:
+    """Prompts without a reference answer that the verifier `spec` cannot score; none if it is no verifier."""
+    if not describe("annotate", spec["name"]).gold:
+        return []
+    asked = [group.prompt for group in groups if group.prompt.answer is None]
+    reply = Trajectory(({"role": "assistant", "content": "0"},))
+    columns = (
+        build("annotate", spec)([Group(prompt, (reply,)) for prompt in asked], Context()) if asked else {}
+    )
+    scores = next((column for name, column in columns.items() if not name.endswith(".status")), [])
+    return [prompt for prompt, score in zip(asked, scores, strict=True) if score[0] is None]
 
 
 def check_gold(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:

@@ -25,6 +25,10 @@ def check_folder(path: Path, name: str, model: Source, *, base: bool = False) ->
     if kind == "gguf" or (kind == "auto" and ggufs):
         if not ggufs:
             raise SourceError(f"{path} holds no .gguf file, which `format: gguf` expects")
+        for file in ggufs:
+            with file.open("rb") as opened:
+                if (start := opened.read(4)) != b"GGUF":
+                    raise SourceError(f"{file} is not a GGUF file: it begins with {start!r}, not b'GGUF'")
         return {}
     if not path.is_dir():
         raise SourceError(
@@ -37,6 +41,7 @@ def check_folder(path: Path, name: str, model: Source, *, base: bool = False) ->
                 f"{path} holds {CONFIG} but no {WEIGHTS}{_pickles(path)}; save it again with peft's "
                 "save_pretrained"
             )
+        _check_safetensors(path / WEIGHTS)
         if not model.base:
             base_of(path)
         return {}
@@ -51,6 +56,8 @@ def check_folder(path: Path, name: str, model: Source, *, base: bool = False) ->
             f"{path} has no tokenizer; expected tokenizer.json next to config.json: "
             "tokenizer.save_pretrained writes it"
         )
+    if (path / "tokenizer.json").is_file():
+        _object(path / "tokenizer.json")
     if name != "encoder" and not _has_template(path):
         raise SourceError(
             f"{path}: the tokenizer has no chat template; put a chat_template.jinja next to "
@@ -78,19 +85,23 @@ def _config(path: Path) -> dict[str, Any]:
             "tokenizer.json, *.safetensors), "
             "as save_pretrained writes it, or a GGUF file"
         )
+    return _object(file)
+
+
+def _object(file: Path) -> dict[str, Any]:
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise SourceError(f"{file} is not valid JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise SourceError(f"{file} holds a JSON {type(config).__name__}, expected an object")
-    return config
+    if not isinstance(found, dict):
+        raise SourceError(f"{file} holds a JSON {type(found).__name__}, expected an object")
+    return found
 
 
 def _has_template(path: Path) -> bool:
     settings = path / "tokenizer_config.json"
     return any((path / name).exists() for name in TEMPLATES) or (
-        settings.is_file() and '"chat_template"' in settings.read_text(encoding="utf-8")
+        settings.is_file() and bool(_object(settings).get("chat_template"))
     )
 
 
@@ -100,16 +111,41 @@ def _check_weights(path: Path) -> None:
         raise SourceError(
             f"{path} holds no *.safetensors{_pickles(path)}; save the model again with save_pretrained"
         )
+    for file in sorted(path.glob("*.safetensors")):
+        _check_safetensors(file)
     index = path / "model.safetensors.index.json"
-    named = (
-        set(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values())
-        if index.is_file()
-        else set()
-    )
+    named = set()
+    if index.is_file():
+        weights = _object(index).get("weight_map")
+        if not isinstance(weights, dict):
+            raise SourceError(
+                f"{index} has no weight_map, an object of tensor and file; copy the model again"
+            )
+        named = {str(name) for name in weights.values()}
     if missing := sorted(name for name in named if not (path / name).is_file()):
         raise SourceError(
             f"{path}: {index.name} names {missing[0]}, which is not there ({len(missing)} of {len(named)} "
             "files are missing); copy the whole model"
+        )
+
+
+def _check_safetensors(file: Path) -> None:
+    """The file has the size that its header gives. Half a download and a Git LFS pointer have not."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        head = opened.read(length) if 8 + length <= size else b""
+    try:
+        tensors = json.loads(head)
+        ends = [one["data_offsets"][1] for name, one in tensors.items() if name != "__metadata__"]
+    except (ValueError, AttributeError, KeyError, TypeError, IndexError):
+        raise SourceError(
+            f"{file} is not a whole safetensors file ({size:,} bytes); copy or download it again, with "
+            "`git lfs pull` where it is a pointer of Git LFS"
+        ) from None
+    if (expected := 8 + length + max(ends, default=0)) != size:
+        raise SourceError(
+            f"{file} has {size:,} bytes, but its header needs {expected:,}; copy or download it again"
         )
 
 

@@ -127,6 +127,7 @@ def check_records(recipe: Recipe, read: set[str], show: int = 0) -> Checked:
                 ],
                 verifiers(recipe),
             )
+            _check_answers(recipe, made.splits)
             warnings = _sizes(data, made.splits, len(parsed.kept) + len(parsed.dropped), sure=most is None)
         except (DataError, RecipeError, GateError):
             if most is None:
@@ -193,6 +194,26 @@ def unread(sizes: Mapping[str, float], read: set[str], what: str) -> list[str]:
         "of the data; "
         f"write `data: {{splits: {{{nulls}}}}}` and the other splits share it"
     ]
+
+
+def _check_answers(recipe: Recipe, splits: Mapping[str, Sequence[Group]]) -> None:
+    """`GateError` if a verifier that a section rewards by can score too few of its prompts, which have no
+    reference answer: the rollout would be sampled in vain.
+    """
+    from ratchet.components.data.verifiers import unscored
+
+    if (section := recipe.online) is None or section.data not in splits:
+        return
+    groups = splits[section.data]
+    for spec in section.annotate:
+        without = unscored(groups, spec)
+        if len(without) > section.max_failed * len(groups):
+            raise GateError(
+                f"online.annotate: {spec['name']} compares with the reference answer, which "
+                f"{len(without)} of {len(groups)} prompts of {section.data!r} lack, such as "
+                f"{without[0].id!r}; expected at most {section.max_failed:.0%} (online.max_failed): "
+                "give rows an `answer`, or leave these out"
+            )
 
 
 def _layouts(changed: Mapping[str, int]) -> dict[str, int]:

@@ -17,6 +17,7 @@ CHARACTERS = 3.5  # characters per token, in most English tokenizers
 LONGEST = 2048  # upper bound of the proposed max_tokens
 TEMPLATE = 48  # tokens added by a chat template
 FEW = 100  # rows below which a split may be a single one
+FEW_PROMPTS = 400  # prompts below which the splits of `instruct` may be smaller than its own bound
 
 
 def _learned(section: str, rows: str, rate: str, objective: str = "") -> str:
@@ -101,7 +102,7 @@ def init(
     from ratchet.components.storage.store import write_atomic
 
     file = Path(data.removeprefix("path:"))
-    if ":" in data and not data.startswith("path:"):
+    if ":" in data and not data.startswith("path:") and not file.exists():
         raise RecipeError(
             f"init needs local data, got {data}; download it first, or write `data.source: {data!r}` "
             "into a recipe of your own (docs/data.md)"
@@ -166,7 +167,7 @@ def recipe(
     about = f"{base.about.partition(' on ')[0].rstrip('.')}, on {file.name}."
     named = (
         [
-            f'source: "{model}"',
+            f"source: {_quoted(model)}",
             "sha256: null",
             f"format: {'tiny' if model.startswith('generate:tiny') else 'auto'}",
         ]
@@ -186,7 +187,7 @@ def recipe(
         "  policy:                    # hub:org/name, path:/models/mine, registry:name@champion, ...",
         *(f"    {line}" for line in named),
         "data:",
-        f'  source: "path:{source}"   # relative to this file',
+        f"  source: {_quoted(f'path:{source}')}   # relative to this file",
         "  sha256: null               # the data of the day; a hash pins it",
         "  parser: auto               # or the name of a layout; `columns` gives yours other names: "
         "docs/data.md",
@@ -209,7 +210,12 @@ def recipe(
             if splits
             else [
                 "  transforms: [{name: normalise}, {name: scrub}, {name: duplicates}]   # each row is a "
-                "prompt; the base extracts questions from conversations"
+                "prompt; the base extracts questions from conversations",
+                *(
+                    ["  min_groups: 1              # few rows for its splits"]
+                    if len(records) < FEW_PROMPTS
+                    else []
+                ),
             ]
         ),
         section.rstrip(),
@@ -222,6 +228,11 @@ def recipe(
         "    final.repetitive: {below: 0.1}    # share of answers that repeat themselves",
     ]
     return "\n".join(lines) + "\n", kind
+
+
+def _quoted(text: str) -> str:
+    """A YAML string in double quotes, which JSON's are."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _kind(records: Sequence[Any], known: Sequence[str]) -> Kind:

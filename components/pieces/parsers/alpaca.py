@@ -15,6 +15,8 @@ def alpaca(row: Mapping[str, Any]) -> list[Conversation]:
     """`instruction`, `input` (may be empty), `output`; optional `system` and `history` (earlier pairs of
     instruction and output).
     """
+    if any(isinstance(pair, str) or len(pair) != 2 for pair in row.get("history") or ()):
+        raise ValueError("history: expected pairs of an instruction and its output")
     earlier = [
         message(role, text)
         for pair in row.get("history") or ()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ratchet.components.data.messages import message, reply_of
+from ratchet.components.data.messages import message, number, reply_of
 from ratchet.components.data.records import Conversation
 from ratchet.components.piece import piece
 
@@ -25,5 +25,10 @@ def helpsteer(row: Mapping[str, Any], *, score: str = "helpfulness") -> list[Con
     )
     prompt = prompt[:-1] if prompt[-1] == message("assistant", "") else prompt
     return [
-        Conversation("", (*prompt, *reply_of(row["response"])), opening=len(prompt), rating=float(row[score]))
+        Conversation(
+            "",
+            (*prompt, *reply_of(row["response"])),
+            opening=len(prompt),
+            rating=number(score, row[score]),
+        )
     ]

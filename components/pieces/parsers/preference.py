@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ratchet.components.data.messages import messages_of, prompt_of
+from ratchet.components.data.messages import messages_of, number, prompt_of
 from ratchet.components.data.records import Conversation
 from ratchet.components.piece import piece
 
@@ -37,8 +37,8 @@ def preference(row: Mapping[str, Any]) -> list[Conversation]:
     scores = row.get("score_chosen"), row.get("score_rejected")
     margin = row.get("margin")
     if margin is None and None not in scores:
-        margin = float(scores[0]) - float(scores[1])  # pyright: ignore[reportArgumentType]
-    if margin is not None and float(margin) <= 0:
+        margin = number("score_chosen", scores[0]) - number("score_rejected", scores[1])
+    if margin is not None and number("margin", margin) <= 0:
         raise ValueError("the rejected answer is rated at least as high as the chosen one")
     return [
         Conversation(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ratchet.components.data.messages import message, reply_of
+from ratchet.components.data.messages import message, number, reply_of
 from ratchet.components.data.records import Conversation
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Count
@@ -20,7 +20,11 @@ def ultrafeedback(
     """
     prompt = (message("user", row["instruction"]),)
     rated = sorted(
-        ((float(one[score]), one["response"]) for one in row["completions"] if one.get(score) is not None),
+        (
+            (number(score, one[score]), one["response"])
+            for one in row["completions"]
+            if one.get(score) is not None
+        ),
         key=lambda one: one[0],
     )
     if not rated:

@@ -20,11 +20,20 @@ CAUSAL = json.dumps(
 )
 SCORER = json.dumps({"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "score"}})
 PAIR = json.dumps({"architectures": ["LlamaForSequenceClassification"]})  # transformers' default: two labels
-WHOLE = {"config.json": CAUSAL, "tokenizer.json": "{}", "chat_template.jinja": "x", "model.safetensors": ""}
+NO_TENSORS = "\x02" + 7 * "\0" + "{}"  # a whole safetensors file without tensors
+ONE_TENSOR = '{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'
+HALF = chr(len(ONE_TENSOR)) + 7 * "\0" + ONE_TENSOR + "1234"
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 538090408\n"
+WHOLE = {
+    "config.json": CAUSAL,
+    "tokenizer.json": "{}",
+    "chat_template.jinja": "x",
+    "model.safetensors": NO_TENSORS,
+}
 SHARDS = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
 ADAPTER = {
     "adapter_config.json": json.dumps({"peft_type": "LORA", "base_model_name_or_path": "org/base"}),
-    "adapter_model.safetensors": "",
+    "adapter_model.safetensors": NO_TENSORS,
 }
 REWARD = {"role": "reward"}
 
@@ -56,7 +65,9 @@ BAD: dict[str, tuple[Mapping[str, str], Mapping[str, Any], str]] = {
         "holds no *.safetensors (pickles such as pytorch_model.bin are never read)",
     ),
     "a missing shard": (
-        but("model.safetensors", **{"model.safetensors.index.json": SHARDS, "model-1.safetensors": ""}),
+        but(
+            "model.safetensors", **{"model.safetensors.index.json": SHARDS, "model-1.safetensors": NO_TENSORS}
+        ),
         {},
         "names model-2.safetensors, which is not there (1 of 2 files are missing)",
     ),
@@ -82,6 +93,41 @@ BAD: dict[str, tuple[Mapping[str, str], Mapping[str, Any], str]] = {
         "adapter_config.json names no base model",
     ),
 }
+BAD |= {
+    "a pointer of Git LFS": (
+        but(**{"model.safetensors": POINTER}),
+        {},
+        "model.safetensors is not a whole safetensors file (74 bytes); copy or download it again, with `git",
+    ),
+    "half a download": (
+        but(**{"model.safetensors": HALF}),
+        {},
+        f"has {len(HALF)} bytes, but its header needs {len(HALF) + 4}",
+    ),
+    "an empty adapter": ({**ADAPTER, "adapter_model.safetensors": ""}, {}, "is not a whole safetensors file"),
+    "a broken index": (
+        but(**{"model.safetensors.index.json": "{"}),
+        {},
+        "model.safetensors.index.json is not valid JSON",
+    ),
+    "an index of nothing": (
+        but(**{"model.safetensors.index.json": "{}"}),
+        {},
+        "model.safetensors.index.json has no weight_map",
+    ),
+    "a broken tokenizer": (but(**{"tokenizer.json": "{"}), {}, "tokenizer.json is not valid JSON"),
+    "an empty template": (
+        but("chat_template.jinja", **{"tokenizer_config.json": '{"chat_template": null}'}),
+        {},
+        "the tokenizer has no chat template",
+    ),
+    "another file named GGUF": ({"model.gguf": "PK"}, {}, "is not a GGUF file: it begins with b'PK'"),
+    "a file in place of a folder": (
+        {"weights.bin": "x"},
+        {"source": "path:model/weights.bin"},
+        "weights.bin is a file; expected a folder with config.json",
+    ),
+}
 GOOD: dict[str, tuple[Mapping[str, str], Mapping[str, Any]]] = {
     "as transformers saves it": (WHOLE, {}),
     "template in the tokenizer's settings": (
@@ -91,7 +137,7 @@ GOOD: dict[str, tuple[Mapping[str, str], Mapping[str, Any]]] = {
     "a reward model": (but(**{"config.json": SCORER}), REWARD),
     "a mean-pooled one of an earlier run": (but(**{"reward_head.st": ""}), REWARD),
     "an adapter": (ADAPTER, {}),
-    "GGUF": ({"model.gguf": ""}, {}),
+    "GGUF": ({"model.gguf": "GGUF"}, {}),
 }
 
 
