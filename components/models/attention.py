@@ -272,8 +272,8 @@ class DecodePlan:
     width) of siblings.
 
     A prompt's keys are read once for all its siblings (as in cascade attention); each row adds its own
-    answer's keys. A new plan is built for each step. `slots`: prompts in use; `prompt_lengths`: their
-    lengths, in the same order; `lengths` (R,): answer lengths before this token.
+    answer's keys. A new plan is built for each step. `slots`: prompts in use, ascending; `prompt_lengths`:
+    their lengths, in the same order; `lengths` (R,): answer lengths before this token.
     """
 
     def __init__(
@@ -287,19 +287,15 @@ class DecodePlan:
         lengths: Tensor,
     ) -> None:
         self.cache, self.width = cache, width
-        self.rows, self.count = len(lengths), len(slots)
-        consecutive = list(slots) == list(range(slots[0], slots[0] + len(slots)))
-        self.slots = (
-            slice(slots[0], slots[0] + len(slots))
-            if consecutive
-            else torch.tensor(list(slots), device=cache.device)
-        )
-        self.prompt, self.own = int(prompt_lengths.max()), int(lengths.max()) + 1
-        prompt_lengths, self.place, self.lengths = (
-            numbers.to(cache.device) for numbers in (prompt_lengths, place, lengths)
-        )
-        blocked = torch.arange(self.prompt, device=cache.device) >= prompt_lengths[:, None]
-        blocked = blocked[self.place // width]
+        self.rows, self.prompt, self.own = len(lengths), int(prompt_lengths.max()), int(lengths.max()) + 1
+        blocked = (torch.arange(self.prompt) >= prompt_lengths[:, None])[place // width].to(cache.device)
+        used, first, end = torch.tensor(list(slots)), slots[0], slots[-1] + 1
+        if 2 * len(slots) >= end - first:  # a view; gathering copies the keys and values of every layer
+            self.slots, self.count = slice(first, end), end - first
+            place = (used - first)[place // width] * width + place % width
+        else:
+            self.slots, self.count = used.to(cache.device), len(slots)
+        self.place, self.lengths = place.to(cache.device), lengths.to(cache.device)
         later = torch.arange(self.own, device=cache.device) > self.lengths[:, None]
         mask = torch.zeros(self.rows, self.prompt + self.own, device=cache.device).masked_fill_(
             torch.cat([blocked, later], 1), -torch.inf
