@@ -290,7 +290,7 @@ class DecodePlan:
         self.rows, self.prompt, self.own = len(lengths), int(prompt_lengths.max()), int(lengths.max()) + 1
         blocked = (torch.arange(self.prompt) >= prompt_lengths[:, None])[place // width].to(cache.device)
         used, first, end = torch.tensor(list(slots)), slots[0], slots[-1] + 1
-        if 2 * len(slots) >= end - first:  # a view; gathering copies the keys and values of every layer
+        if 2 * len(slots) > end - first:  # a view; gathering copies the keys and values of every layer
             self.slots, self.count = slice(first, end), end - first
             place = (used - first)[place // width] * width + place % width
         else:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ratchet.components.models.products import product
+from ratchet.components.models.products import product, rounded_products
 
 CHUNK = 256
 """Positions per chunk: 256 x 49,152 float32 logits are 50 MB."""
@@ -39,6 +39,7 @@ class _Chosen(torch.autograd.Function):
     """Autograd function. d logp_y / dz = e_y - p;  d H / dz_v = -p_v (log p_v + H), with z the logits."""
 
     @staticmethod
+    @rounded_products()
     def forward(
         ctx: Any,
         hidden: Tensor,
@@ -81,6 +82,7 @@ class _Chosen(torch.autograd.Function):
         return logprobs, entropies
 
     @staticmethod
+    @rounded_products()
     def backward(ctx: Any, *grads: Tensor):
         by_logprob, by_entropy = grads
         if ctx.early:

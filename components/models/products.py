@@ -51,8 +51,9 @@ def has_bfloat16() -> bool:
 def product_precision(precision: str) -> Iterator[None]:
     """Context (or decorator) of the precision of the layers' matrix products in this process. `bfloat16`:
     mixed precision, where hardware has it: the layers of float32 models convert the operands to bfloat16 and
-    the product back, as torch.autocast does; weights, gradients, residuals, norms, attention, softmax and
-    heads stay float32.
+    the product back, as torch.autocast does; the output layer rounds its operands and, where answers are
+    sampled, the logits. Weights, gradients, residuals, norms, attention, softmax and scalar heads stay
+    float32.
     """
     global MIXED
     before, MIXED = MIXED, precision == "bfloat16" and has_bfloat16()
@@ -60,6 +61,26 @@ def product_precision(precision: str) -> Iterator[None]:
         yield
     finally:
         MIXED = before
+
+
+@contextmanager
+def rounded_products() -> Iterator[None]:
+    """Context in which products of float32 matrices on CPU round their operands to bfloat16 and sum in
+    float32, where the layers do (see `product_precision`); the results are not rounded.
+    """
+    matmul = torch.backends.mkldnn.matmul
+    before = matmul.fp32_precision
+    if MIXED:
+        matmul.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
+
+
+def mixed_precision() -> bool:
+    """Whether the layers of this process's models multiply in bfloat16 now."""
+    return MIXED
 
 
 def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from scipy.stats import chisquare
 
 from ratchet.components.inference import torch as inference
-from ratchet.components.inference.sampling import sample
+from ratchet.components.inference.sampling import sample, unrounded
 from ratchet.components.inference.torch import TorchEngine
+from ratchet.components.models import products
 from ratchet.components.models.attention import PrefillPlan
 from ratchet.components.models.load import load_policy, load_tokenizer, new_reward, save_model
 from ratchet.components.models.tiny import train_tiny
@@ -42,7 +46,23 @@ def test_greedy_tokens_equal_transformers(tiny: Path) -> None:
         assert first.stop == ("end" if theirs[-1] == engine.tokenizer.eos_token_id else "length")
 
 
-def test_sampled_logprobs_equal_the_training_forward(tiny: Path) -> None:
+@pytest.fixture
+def mixed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(products, "has_bfloat16", lambda: True)
+    with products.product_precision("bfloat16"):
+        yield
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_sampled_logprobs_equal_the_training_forward(
+    tiny: Path, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "has_bfloat16", lambda: True)
+    with products.product_precision(precision):
+        _sampled_logprobs_equal_the_training_forward(tiny, tolerance=1e-4 if precision == "float32" else 2e-2)
+
+
+def _sampled_logprobs_equal_the_training_forward(tiny: Path, tolerance: float) -> None:
     engine, learner = TorchEngine(tiny, rows=8), TorchLearner(tiny)
     groups = []
     tokens = prompts(engine)
@@ -70,10 +90,39 @@ def test_sampled_logprobs_equal_the_training_forward(tiny: Path) -> None:
     batch = pack(groups, unit="group", tokens=10_000)[0]
     with torch.no_grad():
         ours = learner(batch, frozenset({"logprobs"})).logprobs
-    torch.testing.assert_close(ours, batch["logprobs.sampled"], atol=1e-4, rtol=0)
+    torch.testing.assert_close(ours, batch["logprobs.sampled"], atol=tolerance, rtol=0)
     scored = engine.score(groups, frozenset({"logprobs", "entropy"}))
     assert [len(x) for x in scored[0]["logprobs"]] == [len(t.mask) for t in groups[0].trajectories]
-    assert scored[1]["logprobs"][2] == pytest.approx(groups[1].trajectories[2].logprobs, abs=1e-4)
+    assert scored[1]["logprobs"][2] == pytest.approx(groups[1].trajectories[2].logprobs, abs=tolerance)
+
+
+def test_rounded_logits_sample_the_same_distribution(tiny: Path, mixed: None) -> None:
+    """4,096 first tokens of one prompt against the probabilities of the training forward (chi-squared)."""
+    engine, learner = TorchEngine(tiny, rows=4096), TorchLearner(tiny)
+    prompt = prompts(engine)[0]
+    (samples,) = engine.generate([Request(prompt, count=4096, max_tokens=1, temperature=1.0, seed=3)])
+    drawn = Counter(sample.tokens[0] for sample in samples)
+    common = [token for token, times in drawn.most_common() if times >= 40]
+    rows = [Trajectory((), {"tokens": [*prompt, t]}, [False] * len(prompt) + [True]) for t in common]
+    batch = pack([Group(Prompt("p", ()), tuple(rows))], unit="group", tokens=10_000)[0]
+    with torch.no_grad():
+        expected = 4096 * learner(batch, frozenset({"logprobs"})).logprobs[:, -1].exp()
+    observed = torch.tensor([float(drawn[token]) for token in common])
+    rest = torch.tensor([4096 - float(observed.sum())]), torch.tensor([4096 - float(expected.sum())])
+    f_obs, f_exp = torch.cat([observed, rest[0]]), torch.cat([expected, rest[1]])
+    assert len(common) >= 3 and chisquare(f_obs.numpy(), f_exp.numpy(), sum_check=False).pvalue > 1e-3
+
+
+def test_greedy_answers_read_unrounded_logits(tiny: Path, mixed: None, monkeypatch) -> None:
+    dtypes = []
+    monkeypatch.setattr(
+        inference, "sample", lambda logits, *rest: dtypes.append(logits.dtype) or sample(logits, *rest)
+    )
+    engine = TorchEngine(tiny, rows=3)
+    engine.generate([Request(prompts(engine)[0], max_tokens=2, temperature=0.0)])
+    assert set(dtypes) == {torch.float32}
+    engine.generate([Request(prompts(engine)[0], max_tokens=2, temperature=0.7)])
+    assert torch.bfloat16 in dtypes
 
 
 def test_answers_are_independent_of_the_batch(tiny: Path) -> None:
@@ -227,3 +276,20 @@ def test_top_k_and_top_p_equal_transformers(top_k: int, top_p: float) -> None:
     )
     counts = torch.bincount(tokens, minlength=50) / n
     assert float((counts - kept.softmax(-1)[0]).abs().max()) < 2 / n
+
+
+@pytest.mark.parametrize("scale", [1.0, 25.0])
+def test_logprobs_of_rounded_logits_are_corrected(scale: float) -> None:
+    """Logits of up to 80 have a bfloat16 rounding error of up to 0.25; one token has nearly all the mass."""
+    torch.manual_seed(0)
+    logits = torch.randn(512, 64) * scale
+    rounded, exact = logits.bfloat16(), logits.log_softmax(0)
+    tokens, logprobs = sample(
+        rounded, torch.rand(64, dtype=torch.float64), torch.ones(64), torch.zeros(64), torch.ones(64)
+    )
+    row = torch.arange(64)
+    found = unrounded(logprobs, rounded[tokens, row], logits[tokens, row])
+    only = rounded.float().clone()
+    only[tokens, row] = logits[tokens, row]
+    torch.testing.assert_close(found, only.log_softmax(0)[tokens, row], atol=1e-5, rtol=0)
+    assert (found - exact[tokens, row]).abs().mean() < 0.6 * (logprobs - exact[tokens, row]).abs().mean()

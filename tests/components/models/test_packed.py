@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from ratchet.components.errors import ContractError
 from ratchet.components.models import forward
-from ratchet.components.models.attention import PackedPlan, register
+from ratchet.components.models.attention import Cache, DecodePlan, PackedPlan, register
 from ratchet.components.models.forward import model_outputs
 from ratchet.components.models.logprobs import chosen_logprobs
 from ratchet.components.training.packing import pack
@@ -194,3 +196,44 @@ def test_chosen_logprobs_are_log_softmax_with_its_gradient(frozen: bool, entropy
         return (first, second) if entropy else first
 
     assert torch.autograd.gradcheck(both, inputs)
+
+
+@pytest.mark.parametrize("slots", [(0, 1), (1, 2), (0, 2), (0, 3), (3,), (0, 1, 2, 3)])
+def test_a_decode_step_attends_to_its_prompt_and_its_own_answer(slots: tuple[int, ...]) -> None:
+    """Against attention written out row by row; distant slots are gathered, close ones read as a view."""
+    torch.manual_seed(0)
+    heads, kv, size, width = 4, 2, 8, 2
+    config = SimpleNamespace(
+        num_key_value_heads=kv, head_dim=size, num_hidden_layers=1, num_attention_heads=heads, hidden_size=32
+    )
+    like = torch.zeros(1)
+    cache = Cache(
+        SimpleNamespace(config=config, parameters=lambda: iter([like])), slots=4, prompt=6, rows=8, answer=5
+    )
+    for held in (cache.prompt_keys, cache.prompt_values, cache.own_keys, cache.own_values):
+        held[0].normal_()
+    prompt = torch.tensor([3, 6, 4, 5])
+    rows = [(place, number) for place in range(len(slots)) for number in range(width)][1:]  # one has ended
+    lengths = torch.tensor([i % 4 for i in range(len(rows))])
+    plan = DecodePlan(
+        cache,
+        slots=slots,
+        prompt_lengths=prompt[list(slots)],
+        width=width,
+        place=torch.tensor([place * width + number for place, number in rows]),
+        lengths=lengths,
+    )
+    query, key, value = (torch.randn(1, n, len(rows), size) for n in (heads, kv, kv))
+    out = plan.attend(0, query, key, value, 0.3)
+    for r, (place, _) in enumerate(rows):
+        slot, own = slots[place], int(lengths[r])
+        k, v = (
+            torch.cat([prompts[0][slot, :, : prompt[slot]], answers[0][r, :, :own], new[0, :, r : r + 1]], 1)
+            for prompts, answers, new in (
+                (cache.prompt_keys, cache.own_keys, key),
+                (cache.prompt_values, cache.own_values, value),
+            )
+        )
+        k, v = (t.repeat_interleave(heads // kv, 0) for t in (k, v))
+        weights = (query[0, :, r : r + 1] @ k.transpose(1, 2) * 0.3).softmax(-1)
+        torch.testing.assert_close(out[0, r], (weights @ v)[:, 0], atol=1e-5, rtol=0)

@@ -11,6 +11,7 @@ from torch import nn
 
 from ratchet.components.models import forward, products
 from ratchet.components.models.load import load_policy
+from ratchet.components.models.logprobs import chosen_logprobs
 from ratchet.components.models.products import Linear, product, speed_up
 
 
@@ -136,6 +137,28 @@ def test_packed_weights_change_little_in_mixed_precision(mixed):
         with products.packed(layer, 7):
             assert layer.packed is not None and layer.packed.dtype == torch.bfloat16
             torch.testing.assert_close(layer(rows), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_the_output_layer_rounds_its_operands_in_mixed_precision(entropy, monkeypatch):
+    """Log-probs and gradients near those in float32, and not equal to them; products stay as they were."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(products, "has_bfloat16", lambda: True)
+    targets, found = torch.randint(0, 300, (70,)), {}
+    hidden, weight = torch.randn(70, 48), torch.randn(300, 48)
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    for precision in ("float32", "bfloat16"):
+        h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        with products.product_precision(precision):
+            logprobs, entropies = chosen_logprobs(h, w, targets, entropy=entropy, chunk=32)
+            (logprobs.sum() + (entropies.sum() if entropy else 0.0)).backward()
+        assert torch.backends.mkldnn.matmul.fp32_precision == before
+        found[precision] = [logprobs.detach(), h.grad, w.grad]
+    for exact, rounded in zip(found["float32"], found["bfloat16"], strict=True):
+        assert rounded.dtype == torch.float32
+        torch.testing.assert_close(rounded, exact, rtol=5e-2, atol=1.5e-1)
+    if torch.cpu._is_avx512_bf16_supported():
+        assert not torch.equal(found["float32"][0], found["bfloat16"][0])
 
 
 def test_a_score_is_not_rounded_in_mixed_precision(mixed):
