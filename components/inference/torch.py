@@ -169,7 +169,7 @@ class _Decoding:
 
     def __init__(self, engine: TorchEngine, requests: Sequence[Request]) -> None:
         self.language = engine.model.policy if isinstance(engine.model, PolicyWithValue) else engine.model
-        head = output_head(self.language)
+        head: Any = output_head(self.language)
         self.weight, self.bias = head.weight.float(), None if head.bias is None else head.bias.float()
         # In mixed precision the logits of plain sampling are rounded to bfloat16, the log-prob of the drawn
         # token is not. Greedy, top-k and top-p decoding would meet ties.
@@ -271,7 +271,7 @@ class _Decoding:
         if self.half is not None:
             logits = product(self.half, hidden.bfloat16())
         else:
-            logits = product(self.weight, hidden.float())  # pyright: ignore[reportArgumentType]
+            logits = product(self.weight, hidden.float())
         return logits if self.bias is None else logits.add_(self.bias[:, None])  # pyright: ignore[reportIndexIssue]
 
     def _take(self, rows: Sequence[Row], states: Tensor, logits: Tensor) -> None:

@@ -68,7 +68,7 @@ def rounded_products() -> Iterator[None]:
     """Context in which products of float32 matrices on CPU round their operands to bfloat16 and sum in
     float32, where the layers do (see `product_precision`); the results are not rounded.
     """
-    matmul = torch.backends.mkldnn.matmul
+    matmul: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
     before = matmul.fp32_precision
     if MIXED:
         matmul.fp32_precision = "bf16"
