@@ -29,6 +29,7 @@ from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.recipe import folder, load, names
 from ratchet.components.recipes.schema import Recipe
 from ratchet.components.recipes.sections import Parser, Spec, Split
+from ratchet.components.recipes.yaml_files import shipped
 
 ROOT = Path(__file__).resolve().parent.parent
 SYMBOLS = {"gt": "> ", "ge": "≥ ", "lt": "< ", "le": "≤ "}
@@ -70,10 +71,12 @@ def paper(identifier: str) -> str:
 
 
 def recipe_families() -> str:
-    """One row a family, for README.md."""
+    """One row a family, for README.md: the recipes in the top folder by name, the others by number."""
     rows = ["| family | recipes |", "|---|---|"]
     for one, recipes in by_family().items():
-        rows.append(f"| {one} | {', '.join(f'`{name}`' for name in recipes)} |")
+        first = [f"`{name}`" for name in recipes if shipped()[name].parent == folder()]
+        more = [f"{len(recipes) - len(first)} more"] if len(first) < len(recipes) else []
+        rows.append(f"| {one} | {', '.join(first + more)} |")
     return "\n".join(rows)
 
 

@@ -15,6 +15,7 @@ import yaml
 from ratchet.components.piece import SLOTS, catalogue
 from ratchet.components.recipes.plan import plan
 from ratchet.components.recipes.recipe import load, names
+from ratchet.components.recipes.yaml_files import folder, shipped
 
 ROOT = Path(__file__).resolve().parent.parent
 METHODS = [
@@ -48,7 +49,7 @@ def test_every_promised_method_has_a_recipe() -> None:
 @pytest.mark.parametrize("name", names())
 def test_a_recipe_is_short_cited_and_planned(name: str) -> None:
     recipe, profile = load(name)
-    text = (ROOT / "flows" / "recipes" / f"{name}.yaml").read_text()
+    text = shipped()[name].read_text()
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     assert recipe.paper.startswith("arXiv:") and 5 <= len(lines) <= (
         32 if recipe.profile == "node" else 20
@@ -71,9 +72,9 @@ def test_every_method_piece_is_cited(slot: str) -> None:
 
 
 def test_a_new_method_is_one_piece_and_one_recipe(tiny_model: Path, tmp_path: Path) -> None:
-    for folder in ("components", "flows", "tasks", "tests", "infra/package"):
+    for part in ("components", "flows", "tasks", "tests", "infra/package"):
         shutil.copytree(
-            ROOT / folder, tmp_path / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+            ROOT / part, tmp_path / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
         )
     (tmp_path / "components" / "pieces" / "objectives" / "squared.py").write_text('''"""A made-up loss."""
 from ratchet.components.piece import piece
@@ -129,6 +130,11 @@ online:
     assert python("-c", code).strip().endswith("2")
 
 
+def test_recipes_of_all_families_have_different_names() -> None:
+    files = [p for p in folder().rglob("*.yaml") if p.parent.name not in ("bases", "profiles")]
+    assert sorted(p.stem for p in files) == names()
+
+
 def test_every_slot_has_pieces_and_a_recipe_that_uses_one() -> None:
     used: set[str] = set()
 
@@ -139,7 +145,7 @@ def test_every_slot_has_pieces_and_a_recipe_that_uses_one() -> None:
             look(inner)
 
     for name in names():
-        look(yaml.safe_load((ROOT / "flows" / "recipes" / f"{name}.yaml").read_text()))
+        look(yaml.safe_load(shipped()[name].read_text()))
     for base in (ROOT / "flows" / "recipes" / "bases").glob("*.yaml"):
         look(yaml.safe_load(base.read_text()))
     assert used == set(SLOTS) and all(catalogue(slot) for slot in SLOTS)

@@ -7,6 +7,8 @@ rows {id, prompt, answer, meta}; `meta` is the full entry, which the package's v
     tiny_corpus   {id, messages}                 short dialogues of a closed grammar, with sums
     tiny_pairs    {id, prompt, chosen, rejected}  the same questions; the rejected answer is wrong or rude
     tiny_labels   {id, prompt, completion, label} one answer each; label false: it is wrong or rude
+    tiny_openers  {id, prompt}                   first messages on which a small-talk model's answers vary
+    tiny_sources  {id, prompt, completion, label, answer} sums of an expert (label true) and of a worse source
 """
 
 from __future__ import annotations
@@ -46,6 +48,26 @@ PLACES = {
     "kings": "in castles",
 }
 NAMES = ("Ann", "Bob", "Cleo", "Dan", "Eve", "Finn")
+OPENERS = (
+    "what about {}?",
+    "do you know {}?",
+    "i am tired of {}",
+    "is there {} today?",
+    "we talked about {}",
+    "{} again?",
+    "my friend has {}",
+    "say something of {}",
+    "who likes {}?",
+    "it is time for {}",
+)
+SUBJECTS = (
+    *["music", "films", "books", "football", "cooking", "travel", "games", "dogs", "cats", "rain", "coffee"],
+    "the sea",
+)
+SUBJECTS += (
+    *["snow", "tea", "work", "school", "trains", "birds", "art", "bread", "wine", "money", "winter"],
+    "the city",
+)
 RUDE = ("I do not know.", "Go away.", "Who cares?", "No.")
 
 
@@ -178,8 +200,39 @@ def _tiny_labels(size: int = 500, seed: int = 0) -> Iterator[dict[str, Any]]:
         }
 
 
+def _tiny_openers(seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Every wording with every subject, in an order that `seed` shuffles."""
+    texts = [wording.format(subject) for wording in OPENERS for subject in SUBJECTS]
+    random.Random(f"tiny_openers {seed}").shuffle(texts)
+    for number, text in enumerate(texts):
+        yield {"id": f"tiny-opener-{seed}-{number}", "prompt": [{"role": "user", "content": text}]}
+
+
+def _tiny_sources(
+    size: int = 1000, seed: int = 0, expert: float = 0.1, wrong: float = 0.4
+) -> Iterator[dict[str, Any]]:
+    """A share `expert` of sums with the right answer; of the others a share `wrong` is 1 or 2 off. One row at
+    most for each of 24 speakers and 100 sums.
+    """
+    rng = random.Random(f"tiny_sources {seed}")
+    speakers = [f"{greeting}, I am {name}." for greeting in ("Hello", "Hi", "Hey", "Well") for name in NAMES]
+    asked = [(speaker, a, b) for speaker in speakers for a in range(10) for b in range(10)]
+    for number, (speaker, a, b) in enumerate(rng.sample(asked, min(size, len(asked)))):
+        best = rng.random() < expert
+        off = 0 if best or rng.random() >= wrong else rng.choice((-2, -1, 1, 2))
+        yield {
+            "id": f"tiny-source-{seed}-{number}",
+            "prompt": [{"role": "user", "content": f"{speaker} What is {a} + {b}?"}],
+            "completion": [{"role": "assistant", "content": f"{a + b + off}."}],
+            "label": best,
+            "answer": str(a + b),
+        }
+
+
 _TINY: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
     "tiny_corpus": _tiny_corpus,
     "tiny_pairs": _tiny_pairs,
     "tiny_labels": _tiny_labels,
+    "tiny_openers": _tiny_openers,
+    "tiny_sources": _tiny_sources,
 }

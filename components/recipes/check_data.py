@@ -222,8 +222,14 @@ def check_kinds(recipe: Recipe) -> None:
                 f"{section.data!r} has preference "
                 "pairs; use the split 'labelled', or a pairwise objective such as 'preference.dpo'"
             )
-        if kind in SINGLE and not description.reads and "logprobs" in description.outputs:
+        if (
+            kind in SINGLE
+            and not description.reads
+            and "logprobs" in description.outputs
+            and "weight_column" not in spec
+        ):
             raise RecipeError(
-                f"{at}: {spec['name']!r} would train on answers with label false; use only 'kto' on "
+                f"{at}: {spec['name']!r} would train on answers with label false; use 'kto', "
+                "or a `weight_column`, on "
                 f"offline.data: {section.data!r}"
             )

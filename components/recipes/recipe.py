@@ -24,7 +24,7 @@ from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.ranges import Count
 from ratchet.components.recipes.schema import SCHEMA, Online, Recipe
 from ratchet.components.recipes.smoke import limited
-from ratchet.components.recipes.yaml_files import folder, parse_yaml, read_yaml
+from ratchet.components.recipes.yaml_files import folder, parse_yaml, read_yaml, shipped
 
 YAML = (".yaml", ".yml")  # a name with this suffix is a file
 OF_BYTES = (
@@ -38,7 +38,7 @@ OF_BYTES = (
 
 
 def names() -> list[str]:
-    return sorted(p.stem for p in folder().glob("*.yaml"))
+    return sorted(shipped())
 
 
 def load(
@@ -50,7 +50,7 @@ def load(
     """
     path = Path(recipe)
     if path.suffix not in YAML:
-        path = folder() / f"{recipe}.yaml"
+        path = shipped().get(str(recipe), folder() / f"{recipe}.yaml")
         if not path.exists():
             file = "; a file name must end in .yaml" if Path(recipe).parent != Path() else ""
             raise RecipeError(f"no recipe named {str(recipe)!r}{file or nearest(str(recipe), names())}")
@@ -94,9 +94,9 @@ def _over_base(path: Path) -> dict[str, Any]:
         return raw
     base = _base(path, str(raw["base"]))
     under = _read(base)
-    shipped = base.parent == folder()
-    own = ("name", "claim", *(("about", "paper") if shipped else ()))
-    if shipped:
+    is_recipe = base in shipped().values()
+    own = ("name", "claim", *(("about", "paper") if is_recipe else ()))
+    if is_recipe:
         raw = {"about": f"{raw.get('name') or path.stem}, over {base.stem}.", **raw}
     if under.get("base"):
         lowest = folder() / "bases" / f"{under['base']}.yaml"
@@ -114,8 +114,8 @@ def _over_base(path: Path) -> dict[str, Any]:
 def _base(path: Path, name: str) -> Path:
     if name.endswith(YAML):
         return path.parent / name
-    for file in (folder() / "bases" / f"{name}.yaml", folder() / f"{name}.yaml"):
-        if file.exists():
+    for file in (folder() / "bases" / f"{name}.yaml", shipped().get(name)):
+        if file is not None and file.exists():
             return file
     raise RecipeError(f"{path.name}: no base named {name!r}{nearest(name, [*_bases(), *names()])}")
 
@@ -263,7 +263,7 @@ def _read(path: Path) -> dict[str, Any]:
     raw = read_yaml(path, f"no recipe file at {path}; `ratchet recipes list` names the ones that ship")
     if not isinstance(raw, dict):
         raise RecipeError(f"{path}: a recipe is a mapping, got {type(raw).__name__}")
-    if path.parent != folder():  # paths in shipped recipes are relative to the working directory
+    if folder() not in path.parents:  # paths in shipped recipes are relative to the working directory
         _from(path.parent, raw)
     return raw
 

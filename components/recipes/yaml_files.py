@@ -19,6 +19,12 @@ def folder() -> Path:
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+def shipped() -> dict[str, Path]:
+    """File of each shipped recipe by its name: in the folder of recipes or in a subfolder of a family."""
+    files = [*folder().glob("*.yaml"), *folder().glob("*/*.yaml")]
+    return {p.stem: p for p in sorted(files) if p.parent.name not in ("bases", "profiles")}
+
+
 class _Loader(_Base):
     """YAML loader with string keys, an error for duplicate keys, and floats without a decimal point."""
 

@@ -218,8 +218,11 @@ def measures_of(
     """Arm -> measure -> one number per answer."""
     found: dict[str, dict[str, Ragged]] = {arm: {} for arm in answers}
     for spec in options["measures"]:
-        for arm, rows in apart(build("measure", spec)(together(answers), ctx), answers).items():
-            found[arm][spec["name"]] = rows
+        for (
+            arm,
+            groups,
+        ) in answers.items():  # apart, for a measure may describe the set of answers to a prompt
+            found[arm][spec["name"]] = build("measure", spec)(groups, ctx)
     return found
 
 
@@ -289,8 +292,11 @@ def scores_of(
         )
         found["gold"] = [[next(flat) for _ in g.trajectories] for g in groups]
     ctx = Context(models=Overlay(context.models, {"policy": engine}), seed=options["seed"])
+    scored = list(groups)
     for spec in options["metrics"]:
-        found |= _rewards(build("annotate", spec)(groups, ctx))
+        columns = build("annotate", spec)(scored, ctx)
+        scored = [g.extended({name: rows[i] for name, rows in columns.items()}) for i, g in enumerate(scored)]
+        found |= _rewards(columns)
     return found
 
 

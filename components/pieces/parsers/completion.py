@@ -13,11 +13,15 @@ from ratchet.components.piece import piece
 @piece(reads=("prompt", "completion"), writes=("reply",))
 def completion(row: Mapping[str, Any]) -> list[Conversation]:
     """`prompt` and `completion`, each a text or messages; optional `label` (true or false): desirability for
-    KTO.
+    KTO; optional `answer`, the reference for a verifier.
     """
-    prompt = prompt_of(row)
+    prompt, answer = prompt_of(row), row.get("answer")
     return [
         Conversation(
-            "", (*prompt, *reply_of(row["completion"])), opening=len(prompt), label=label_of(row.get("label"))
+            "",
+            (*prompt, *reply_of(row["completion"])),
+            opening=len(prompt),
+            label=label_of(row.get("label")),
+            answer=None if answer is None else str(answer),
         )
     ]

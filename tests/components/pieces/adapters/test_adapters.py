@@ -97,3 +97,28 @@ def test_lora_wraps_blocks_and_trains_heads_fully(kind):
         ".layers." in n for n in adapted
     )  # layers, linear layers of each, A and B
     assert {n.split(".modules_to_save")[0].split(".")[-1] for n in names - adapted} == head
+
+
+def test_half_trains_half_of_the_matrices_of_every_kind():
+    made = build("adapter", {"name": "half", "seed": 1})(model(tied=False))
+    names = learning(made)
+    assert {"model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"} <= names
+    feed_forward = []
+    for number in range(3):
+        own = [n for n in names if n.startswith(f"model.layers.{number}.")]
+        assert sum("self_attn" in n for n in own) == 2
+        assert sum("layernorm" in n for n in own) == 1
+        feed_forward.append(sum("mlp" in n for n in own))
+    assert sorted(feed_forward) == [1, 2, 2]
+    assert names == learning(build("adapter", {"name": "half", "seed": 1})(model(tied=False)))
+    assert names != learning(build("adapter", {"name": "half", "seed": 2})(model(tied=False)))
+
+
+def test_half_leaves_frozen_matrices_as_they_were():
+    made = build("adapter", {"name": "half"})(model())
+    before = {n: p.detach().clone() for n, p in made.named_parameters()}
+    optimiser = torch.optim.AdamW([p for p in made.parameters() if p.requires_grad], lr=0.1)
+    made(torch.arange(1, 8)[None]).logits.logsumexp(-1).sum().backward()
+    optimiser.step()
+    changed = {n for n, p in made.named_parameters() if not torch.equal(p, before[n])}
+    assert changed == learning(made)

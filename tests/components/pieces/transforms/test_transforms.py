@@ -204,3 +204,30 @@ def test_every_transform_is_registered():
     assert ids(build("transform", {"name": "length", "min_turns": 3})([talk("a", "b")], words).kept) == []
     with pytest.raises(RecipeError, match="'max_turns'"):
         build("transform", {"name": "length", "max_turn": 3})
+
+
+def test_directions_are_unit_vectors_named_in_the_prompt():
+    from ratchet.components.pieces.transforms.directions import directions
+
+    records = [talk("hi", "hello", key=str(i), opening=1) for i in range(50)]
+    kept = directions(records, words).kept
+    angles = [record.meta["direction"] for record in kept]
+    assert all(v[0] ** 2 + v[1] ** 2 == pytest.approx(1) and v[0] >= 0.707 for v in angles)
+    assert len({tuple(v) for v in angles}) == 50
+    first = kept[0]
+    assert first.messages[0]["role"] == "system" and first.opening == 2
+    assert f"{round(100 * angles[0][1])} x second" in first.messages[0]["content"]
+    silent = directions(records, words, told=False).kept
+    assert [r.meta["direction"] for r in silent] == angles and silent[0].messages == records[0].messages
+
+
+def test_source_class_conditions_on_the_label_and_inference_on_the_expert():
+    from ratchet.components.pieces.transforms.source_class import source_class
+
+    records = [talk("hi", "hello", key="a", opening=1, label=True), talk("hi", "hello", key="b", label=False)]
+    kept = source_class(records, words).kept
+    assert [r.messages[0]["content"] for r in kept] == ["Expert.", "Other."]
+    assert [r.opening for r in kept] == [2, 0]
+    again = source_class(kept, words, always="expert").kept
+    assert [r.messages[0]["content"] for r in again] == ["Expert.", "Expert."]
+    assert [(len(r.messages), r.opening) for r in again] == [(3, 2), (3, 0)]

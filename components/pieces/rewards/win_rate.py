@@ -1,0 +1,53 @@
+"""Win rate of an answer against the policy's other answers to the same prompt."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from ratchet.components.piece import piece
+from ratchet.components.pieces.advantages.read import rewards_of
+from ratchet.components.recipes.ranges import BelowHalf
+from ratchet.components.types import OK, Columns, Context, Group
+
+
+def preference(first: Sequence[float], second: Sequence[float]) -> float:
+    """P(first preferred to second) in [0, 1]: the mean over judges of 1, 1/2 or 0 for a higher, equal or
+    lower score. P(a, b) + P(b, a) = 1. With several judges it may be intransitive.
+    """
+    return sum((a > b) + 0.5 * (a == b) for a, b in zip(first, second, strict=True)) / len(first)
+
+
+@piece(
+    reads=("{rewards}",),
+    writes=("reward.win_rate", "reward.win_rate.status"),
+    compares=True,
+    paper="arXiv:2401.04056",
+)
+def win_rate(groups: Sequence[Group], ctx: Context, *, rewards: list, flipped: BelowHalf = 0.0) -> Columns:
+    """`reward.win_rate`: mean preference of an answer over each *other* answer to its prompt, in [0, 1]: the
+    self-play reward of SPO, with the batch as the queue. Its optimum is the minimax winner of the
+    preference function, which exists for intransitive preferences too. `rewards`: columns of the judges'
+    scores, one population each. `flipped`: share of comparisons with the opposite label (simulated annotation
+    noise), a function of seed, round, prompt and pair.
+    """
+    made = []
+    for group in groups:
+        scores = list(zip(*(rewards_of(group, name) for name in rewards), strict=True))
+        wins = [[0.0] * len(scores) for _ in scores]
+        for i in range(len(scores)):
+            for j in range(i):
+                won = preference(scores[i], scores[j])
+                if _uniform(f"{ctx.seed}/{ctx.round}/{group.prompt.id}/{i}/{j}") < flipped:
+                    won = 1 - won
+                wins[i][j], wins[j][i] = won, 1 - won
+        made.append([sum(row) / max(1, len(row) - 1) for row in wins])
+    return {
+        "reward.win_rate": made,
+        "reward.win_rate.status": [[OK] * len(row) for row in made],
+    }
+
+
+def _uniform(key: str) -> float:
+    """A pseudo-random number in [0, 1), a function of `key` only."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) / 2**64

@@ -1,0 +1,47 @@
+"""Transform `directions`: asks for a direction of two rewards in the prompt."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ratchet.components.data.records import Conversation, CountTokens, FilterResult
+from ratchet.components.piece import piece
+from ratchet.components.recipes.ranges import Bool, Finite, Natural
+from ratchet.components.types import Message
+
+WORDING = "Maximise {first} x first + {second} x second."
+
+
+@piece(paper="arXiv:2402.18571")
+def directions(
+    records: Sequence[Conversation],
+    count_tokens: CountTokens,
+    *,
+    lowest: Finite = -45.0,
+    highest: Finite = 45.0,
+    told: Bool = True,
+    seed: Natural = 0,
+) -> FilterResult:
+    """Give every record a direction v = (cos a, sin a) in `meta["direction"]`, with the angle a uniform
+    between `lowest` and `highest` degrees by a hash of seed and id, and a system message with its two weights
+    as integers, round(100 v) (DPA). `told` false leaves the prompt as it is: the control.
+    """
+    kept = []
+    for record in records:
+        share = int.from_bytes(hashlib.sha256(f"{seed}/{record.id}".encode()).digest()[:8]) / 2**64
+        angle = math.radians(lowest + share * (highest - lowest))
+        vector = [math.cos(angle), math.sin(angle)]
+        text = WORDING.format(first=round(100 * vector[0]), second=round(100 * vector[1]))
+        system: Message = {"role": "system", "content": text}
+        kept.append(
+            replace(
+                record,
+                messages=(system, *record.messages) if told else record.messages,
+                opening=record.opening + 1 if told and record.opening else record.opening,
+                meta={**record.meta, "direction": vector},
+            )
+        )
+    return FilterResult(kept)

@@ -1,0 +1,118 @@
+"""Rewards of SPO, DPA, fine-grained RLHF and controlled sentiment."""
+
+import math
+import random
+
+import pytest
+
+from ratchet.components.piece import build
+from ratchet.components.pieces.rewards.sentiment import score
+from ratchet.components.pieces.rewards.win_rate import preference
+from ratchet.components.types import Context, Group, Prompt, Trajectory
+
+
+def group(columns, name="p", **meta):
+    (number,) = {len(column) for column in columns.values()}
+    return Group(Prompt(name, (), meta=meta), tuple(Trajectory(()) for _ in range(number)), columns)
+
+
+def annotate(name, groups, **options):
+    return build("annotate", {"name": f"rewards.{name}", **options})(groups, Context(seed=1, round=2))
+
+
+def test_sentiment_is_the_sigmoid_of_distinct_words():
+    assert score("So what?") == 0.5
+    assert score("Yes, I like music a lot. I like it!") == pytest.approx(1 / (1 + math.exp(-3)))
+    assert score("Why do you not like it?") == pytest.approx(1 / (1 + math.exp(1)))
+
+
+def test_win_rate_compares_each_answer_with_the_others():
+    found = annotate("win_rate", [group({"r": [3.0, 1.0, 2.0, 1.0]})], rewards=["r"])["reward.win_rate"][0]
+    assert found == pytest.approx([1.0, 0.5 / 3, 2 / 3, 0.5 / 3])
+    assert sum(found) == pytest.approx(2.0)
+
+
+def test_win_rate_of_three_judges_may_be_a_cycle():
+    judges = {"x": [3.0, 2.0, 1.0], "y": [1.0, 3.0, 2.0], "z": [2.0, 1.0, 3.0]}
+    assert annotate("win_rate", [group(judges)], rewards=list(judges))["reward.win_rate"][0] == [0.5] * 3
+    a, b, c = zip(*judges.values(), strict=True)
+    assert preference(a, b) == preference(b, c) == preference(c, a) == pytest.approx(2 / 3)
+    assert preference(a, b) + preference(b, a) == pytest.approx(1.0)
+
+
+def test_flipped_comparisons_are_a_share_and_keep_the_sum():
+    groups = [group({"r": [1.0, 0.0]}, name=str(i)) for i in range(400)]
+    found = annotate("win_rate", groups, rewards=["r"], flipped=0.25)["reward.win_rate"]
+    assert all(sum(row) == 1.0 for row in found)
+    assert sum(row[0] for row in found) / 400 == pytest.approx(0.75, abs=0.06)
+    assert found == annotate("win_rate", groups, rewards=["r"], flipped=0.25)["reward.win_rate"]
+
+
+def test_self_play_by_the_win_rate_finds_the_minimax_winner_of_an_intransitive_game():
+    """Ten judges: A > B by 7, B > C by 7, C > A by 6, all > D. The minimax winner is (.4, .2, .4, 0); the
+    best arm against uniform opponents, a Bradley-Terry fit's choice, is A, which C beats by 0.2.
+    """
+    orders = ["ABCD"] * 4 + ["BCAD"] * 3 + ["CABD"] * 3
+    values = [{arm: float(-order.index(arm)) for arm in "ABCD"} for order in orders]
+    rng, logits, total = random.Random(0), dict.fromkeys("ABCD", 0.0), dict.fromkeys("ABCD", 0.0)
+    rounds, size = 600, 16
+    for _ in range(rounds):
+        top = max(logits.values())
+        mass = {arm: math.exp(x - top) for arm, x in logits.items()}
+        policy = {arm: x / sum(mass.values()) for arm, x in mass.items()}
+        arms = rng.choices(list(policy), list(policy.values()), k=size)
+        columns = {str(k): [judge[arm] for arm in arms] for k, judge in enumerate(values)}
+        wins = annotate("win_rate", [group(columns)], rewards=list(columns))["reward.win_rate"][0]
+        for arm in "ABCD":
+            advantage = sum(
+                (w - 0.5) * ((chosen == arm) - policy[arm]) for w, chosen in zip(wins, arms, strict=True)
+            )
+            logits[arm] += 0.5 * advantage / size
+            total[arm] += policy[arm] / rounds
+
+    def beaten(policy):
+        """Largest win-minus-loss of an arm against the policy: its exploitability."""
+        return max(
+            sum(
+                p * (2 * preference([v[b] for v in values], [v[a] for v in values]) - 1)
+                for a, p in policy.items()
+            )
+            for b in "ABCD"
+        )
+
+    assert beaten({"A": 0.4, "B": 0.2, "C": 0.4}) == pytest.approx(0.0)
+    assert beaten({"A": 1.0}) == pytest.approx(0.2)
+    assert beaten(total) < 0.1
+
+
+def test_direction_is_the_inner_product_with_the_prompts_vector():
+    one = group({"r": [1.0, 0.0], "s": [0.0, 1.0]}, direction=[0.8, -0.6])
+    found = annotate("direction", [one], rewards=["r", "s"])["reward.direction"][0]
+    assert found == pytest.approx([0.8, -0.6])
+
+
+@pytest.mark.parametrize(
+    ("segment", "expected"),
+    [
+        ("token", [0.0, 0.0, score("yes") - 0.5, score("yes no.") - score("yes"), 0.0]),
+        ("sentence", [0.0, 0.0, 0.0, score("yes no.") - 0.5, 0.0]),
+    ],
+)
+def test_fine_grained_rewards_are_changes_of_the_score_and_sum_to_the_whole(segment, expected):
+    words = {0: "hi", 1: "yes", 2: " no.", 3: " indeed"}
+
+    class Engine:
+        def decode(self, tokens):
+            return "".join(words[t] for t in tokens)
+
+    text = "yes no. indeed"
+    row = Trajectory(
+        ({"role": "assistant", "content": text},),
+        {"tokens": [0, 0, 1, 2, 3]},
+        [False, False, True, True, True],
+    )
+    made = build("annotate", {"name": "rewards.fine_grained", "segment": segment})(
+        [Group(Prompt("p", ()), (row, row))], Context(models={"policy": Engine()})
+    )["dense"][0]
+    assert made == [pytest.approx(expected)] * 2
+    assert sum(made[0]) == pytest.approx(score(text) - score(""))
