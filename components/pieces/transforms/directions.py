@@ -27,20 +27,21 @@ def directions(
 ) -> FilterResult:
     """Give every record a direction v = (cos a, sin a) in `meta["direction"]`, with the angle a uniform
     between `lowest` and `highest` degrees by a hash of seed and id, and a system message with its two weights
-    as integers, round(100 v) (DPA). `told` false leaves the prompt as it is: the control.
+    as integers, round(100 v) (DPA). `told` false names the mean direction in every prompt: the control.
     """
     kept = []
     for record in records:
         share = int.from_bytes(hashlib.sha256(f"{seed}/{record.id}".encode()).digest()[:8]) / 2**64
         angle = math.radians(lowest + share * (highest - lowest))
         vector = [math.cos(angle), math.sin(angle)]
-        text = WORDING.format(first=round(100 * vector[0]), second=round(100 * vector[1]))
+        first, second = vector if told else (1.0, 0.0)
+        text = WORDING.format(first=round(100 * first), second=round(100 * second))
         system: Message = {"role": "system", "content": text}
         kept.append(
             replace(
                 record,
-                messages=(system, *record.messages) if told else record.messages,
-                opening=record.opening + 1 if told and record.opening else record.opening,
+                messages=(system, *record.messages),
+                opening=record.opening + 1 if record.opening else 0,
                 meta={**record.meta, "direction": vector},
             )
         )

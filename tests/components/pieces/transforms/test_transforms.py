@@ -218,7 +218,8 @@ def test_directions_are_unit_vectors_named_in_the_prompt():
     assert first.messages[0]["role"] == "system" and first.opening == 2
     assert f"{round(100 * angles[0][1])} x second" in first.messages[0]["content"]
     silent = directions(records, words, told=False).kept
-    assert [r.meta["direction"] for r in silent] == angles and silent[0].messages == records[0].messages
+    assert [r.meta["direction"] for r in silent] == angles
+    assert {r.messages[0]["content"] for r in silent} == {"Maximise 100 x first + 0 x second."}
 
 
 def test_source_class_conditions_on_the_label_and_inference_on_the_expert():
