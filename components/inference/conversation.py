@@ -76,15 +76,8 @@ class Conversation:
 
     def _request(self, messages: list[Message], settings: Settings, seed: int) -> Request:
         """`ContractError` if the chat template rejects the messages or the context length is exceeded."""
-        from jinja2 import TemplateError
-
         system = [Message(role="system", content=settings.system)] if settings.system else []
-        try:
-            tokens = self.engine.encode_prompt([*system, *messages])
-        except TemplateError as error:
-            raise ContractError(
-                f"the chat template rejects the conversation ({error}); try without a system message"
-            ) from None
+        tokens = self.engine.encode_prompt([*system, *messages])
         longest = (
             getattr(self.engine.model.config, "max_position_embeddings", None)
             or len(tokens) + settings.tokens

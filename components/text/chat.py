@@ -198,4 +198,15 @@ def _pieces(
 
 
 def _render(tokenizer: Any, messages: Sequence[Message], *, generation: bool = False) -> str:
-    return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=generation)
+    """The text of `messages`. `ContractError` if the template refuses them, as some do a system message."""
+    from jinja2 import TemplateError
+
+    try:
+        return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=generation)
+    except TemplateError as error:
+        roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
+        raise ContractError(
+            f"the model's chat template refuses messages of the roles {roles}: {error}; leave that role "
+            "out (in data, a `topic` is a system message, too), or put a chat_template.jinja beside the "
+            "model that allows it"
+        ) from None

@@ -6,7 +6,7 @@ import pytest
 
 from ratchet.components.errors import ContractError
 from ratchet.components.models.tiny import _tokenizer
-from ratchet.components.text.chat import decode_answer, encode, encode_group, encode_prompt
+from ratchet.components.text.chat import count_tokens, decode_answer, encode, encode_group, encode_prompt
 from ratchet.components.types import Group, Message, Prompt, Trajectory
 
 
@@ -75,3 +75,12 @@ def test_a_template_without_end_of_turn_is_refused(tokenizer) -> None:
             encode(tokenizer, PROMPT, Trajectory(({"role": "assistant", "content": "x"},)))
     finally:
         tokenizer.chat_template = kept
+
+
+def test_a_template_that_refuses_a_system_message_is_one_sentence(tokenizer, monkeypatch) -> None:
+    template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}ok"
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    asked: list[Message] = [{"role": "user", "content": "hi"}]
+    assert count_tokens(tokenizer, asked) > 0
+    with pytest.raises(ContractError, match=r"the roles system, user: no system role; .*`topic`"):
+        count_tokens(tokenizer, [{"role": "system", "content": "be brief"}, *asked])
