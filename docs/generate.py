@@ -25,9 +25,10 @@ from typing import Any, Literal
 
 import ratchet
 from ratchet.components.piece import SLOTS, Description, catalogue
+from ratchet.components.recipes.phases import sections as phases_of
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.recipe import folder, load, names
-from ratchet.components.recipes.schema import Recipe
+from ratchet.components.recipes.schema import Online, Recipe, Reward
 from ratchet.components.recipes.sections import Parser, Spec, Split
 from ratchet.components.recipes.yaml_files import shipped
 
@@ -51,9 +52,13 @@ def family(recipe: Recipe) -> str:
     """The last thing that a recipe trains."""
     if recipe.evaluate and recipe.evaluate.best_of:
         return FAMILIES[2]
-    if recipe.online:
-        return FAMILIES[5] if recipe.online.cadence == "step" else FAMILIES[4]
-    return FAMILIES[3] if recipe.offline else FAMILIES[1] if recipe.reward else FAMILIES[0]
+    trained = [one.section for one in phases_of(recipe)]
+    online = [section for section in trained if isinstance(section, Online)]
+    if online:
+        return FAMILIES[5] if online[-1].cadence == "step" else FAMILIES[4]
+    if recipe.offline:
+        return FAMILIES[3]
+    return FAMILIES[1] if any(isinstance(section, Reward) for section in trained) else FAMILIES[0]
 
 
 def by_family() -> dict[str, dict[str, Recipe]]:
@@ -91,12 +96,10 @@ def recipe_table() -> str:
             "|---|---|---|---|---|",
         ]
         for name, recipe in recipes.items():
-            sections = [
-                section for section in (recipe.online, recipe.offline, recipe.reward, recipe.sft) if section
-            ]
+            trained = [one.section for one in reversed(phases_of(recipe)) if hasattr(one.section, "fit")]
             objectives = (
-                {f"`{spec['name']}`": 0 for specs in sections[0].fit.updates.values() for spec in specs}
-                if sections
+                {f"`{spec['name']}`": 0 for specs in trained[0].fit.updates.values() for spec in specs}
+                if trained
                 else {}
             )
             claim = (
@@ -162,6 +165,7 @@ def sections(hint: Any, path: str, found: dict[type, list[str]]) -> dict[type, l
 
 def notes(section: type) -> dict[str, str]:
     """The comment of each key of a section, on its line or on the lines above, from its source."""
+    above = notes(section.__base__) if dataclasses.is_dataclass(section.__base__) else {}
     source = textwrap.dedent(inspect.getsource(section))
     lines = source.splitlines()
     trailing = {
@@ -184,7 +188,7 @@ def notes(section: type) -> dict[str, str]:
         for node in body
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
-    return {key: text for key, text in keys.items() if text}
+    return {**above, **{key: text for key, text in keys.items() if text}}
 
 
 def default(field: dataclasses.Field[Any]) -> str:

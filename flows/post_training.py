@@ -1,8 +1,9 @@
-"""The pipeline: curate → SFT → reward model → online rounds → evaluate → register."""
+"""The pipeline: curate → phases (such as SFT → reward model → online rounds) → evaluate → register."""
 
 from __future__ import annotations
 
 import json
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,9 @@ def post_training(
         watch_data(pipeline)
         if until == "curate":
             return {"run": pipeline.run.name}
-        learn(pipeline, gpus)
-        for number in range(1, rounds(pipeline) + 1):
-            online_round(pipeline, number, gpus)
-        if until != "train" and "evaluate" in pipeline.stages:
-            make_on_gpus(pipeline, "evaluate", gpus)
+        make_part(pipeline, "train", gpus)
+        if until != "train":
+            make_part(pipeline, "evaluate", gpus)
         if until in ("train", "evaluate"):
             return {"run": pipeline.run.name}
         watch_results(pipeline)
@@ -82,41 +81,35 @@ def post_training(
 
 def curate(pipeline: Pipeline) -> None:
     """Download models and data; clean, split and validate the data."""
-    for name in [n for n in pipeline.stages if n.startswith("model_")]:
-        make(pipeline, name)
-    policy = pipeline.stages["model_policy"]
-    if (made := pipeline.store.get(policy.name, policy.key)) and (
-        config := made.path / "config.json"
-    ).is_file():
-        check_model(pipeline.recipe, json.loads(config.read_text()), "models.policy")
-    for name in ("raw", "drafts", "curated"):
-        make(pipeline, name)
-
-
-def learn(pipeline: Pipeline, gpus: int = 0) -> None:
-    """Run the training stages outside the online rounds: SFT, reward models, offline preferences."""
     for name, stage in pipeline.stages.items():
-        if stage.does in (
-            "demonstrate",
-            "sft",
-            "reward",
-            "certify",
-            "gold",
-            "prepare_offline",
-            "improve",
-        ) or name in ("demonstrations", "preferences", "offline"):
+        if stage.part != "curate":
+            continue
+        make(pipeline, name)
+        if name != "model_policy" or (made := pipeline.store.get(name, stage.key)) is None:
+            continue
+        if (config := made.path / "config.json").is_file():
+            check_model(pipeline.recipe, json.loads(config.read_text()), "models.policy")
+
+
+def make_part(pipeline: Pipeline, part: str, gpus: int = 0) -> None:
+    """Run the stages of a part in order; those of an online round as a flow of their own."""
+    stages = [stage for stage in pipeline.stages.values() if stage.part == part]
+    for (_, number), members in groupby(stages, key=lambda stage: (stage.phase, stage.round)):
+        names = [stage.name for stage in members]
+        if number is not None:
+            online_round(pipeline, number, names, gpus)
+            continue
+        for name in names:
             make_on_gpus(pipeline, name, gpus)
 
 
-def rounds(pipeline: Pipeline) -> int:
-    return max((stage.round or 0 for stage in pipeline.stages.values()), default=0)
-
-
 @flow(name="online_round", flow_run_name="round-{number}", persist_result=False, validate_parameters=False)
-def online_round(pipeline: Any, number: int, gpus: int = 0) -> None:
-    """One online round: sample answers, score them, select pairs or groups, train the policy."""
-    for step in ("rollout", "annotate", "select", "optimise"):
-        make_on_gpus(pipeline, f"{step}_{number}", gpus)
+def online_round(pipeline: Any, number: int, names: list[str], gpus: int = 0) -> None:
+    """One online round: sample answers with the current policy, score them, select pairs or groups, train the
+    policy.
+    """
+    for name in names:
+        make_on_gpus(pipeline, name, gpus)
 
 
 def make_on_gpus(pipeline: Pipeline, name: str, gpus: int) -> None:

@@ -146,15 +146,12 @@ class Pipeline:
         """`ContractError` for a reward model without a passed certificate, as soon as it is known and before
         a policy is trained or sampled with it.
         """
-        made = list(self.stages)[: list(self.stages).index(before)]
-        for model in sorted(optimised_models(self.recipe)):
-            source = next(
-                (name for name in (f"certified_{model}", f"reward_{model}", "reward") if name in self.stages),
-                None,
-            )
-            artifact = self.store.get(source, self.stages[source].key) if source in made else None
+        optimised = optimised_models(self.recipe)
+        for name in list(self.stages)[: list(self.stages).index(before)]:
+            stage = self.stages[name]
+            artifact = self.store.get(name, stage.key) if stage.certifies in optimised else None
             if artifact is not None:
-                require(artifact.meta.get("certificate"), f"the reward model {model!r}")
+                require(artifact.meta.get("certificate"), f"the reward model {stage.certifies!r}")
 
     def _run_here(self, stage: Stage, inputs: Mapping[str, Artifact]) -> tuple[Artifact, bool]:
         """The artifact, and whether this process made it (another run may have, while waiting for the

@@ -9,6 +9,7 @@ from typing import Any
 
 from ratchet.components.errors import GateError
 from ratchet.components.piece import build, describe
+from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.schema import Recipe
 from ratchet.components.types import Context, Group, Prompt, Trajectory
 
@@ -21,12 +22,7 @@ def verifiers(recipe: Recipe) -> list[dict[str, Any]]:
     """Annotators and metrics of a recipe that compare an answer with the prompt's reference answer (`gold`
     pieces), without repeats.
     """
-    specs = [
-        spec
-        for section in (recipe.demonstrate, recipe.offline, recipe.online)
-        if section
-        for spec in section.annotate
-    ]
+    specs = [spec for one in sections(recipe) for spec in getattr(one.section, "annotate", ())]
     specs += recipe.evaluate.metrics if recipe.evaluate else []
     found: list[dict[str, Any]] = []
     for spec in map(dict, specs):

@@ -25,9 +25,11 @@ from ratchet.components.estimates.memory import (
 from ratchet.components.estimates.rates import Rates, adapter_key
 from ratchet.components.estimates.shape import Shape
 from ratchet.components.piece import describe
+from ratchet.components.recipes.check_data import prompt_tokens
+from ratchet.components.recipes.phases import has_three_arms, section_at, sections
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.recipes.profile import Profile
-from ratchet.components.recipes.schema import Recipe
+from ratchet.components.recipes.schema import Recipe, Reward
 
 SAVED = 20.0  # bytes per token in a groups artifact: id, mask, log-prob and text, compressed
 
@@ -84,6 +86,7 @@ def estimate(
     known = _Known(recipe, profile, shape, splits)
     costs = []
     for stage in stages.values():
+        known.phase = section_at(recipe, stage.phase) if stage.phase else None
         cost = getattr(known, stage.does, known.other)(stage)
         cost.seconds = seconds(cost, rates)
         if (not cost.tokens and cost.tokens is not None) or cost.seconds is None:
@@ -105,8 +108,12 @@ class _Known:
 
     def __init__(self, recipe: Recipe, profile: Profile, shape: Shape, splits: Mapping[str, Split]) -> None:
         self.recipe, self.profile, self.shape, self.splits = recipe, profile, shape, splits
+        self.phase: Any = None
         self.layout = Layout.of(profile)
-        self.reward_shape = shape.first(recipe.reward.layers if recipe.reward else None)
+        rewards = [one for one in sections(recipe) if isinstance(one.section, Reward)]
+        self.trained = [model for one in rewards for model in one.models]
+        depths = [getattr(one.section, "layers", None) for one in rewards]
+        self.reward_shape = shape.first(None if None in depths else max(depths, default=None))
         self.depth = self.reward_shape.layers / shape.layers
         self.saved = float(self.layout.weight * shape.parameters)
 
@@ -142,9 +149,9 @@ class _Known:
 
     def demonstrate(self, stage: Stage) -> Cost:
         """Sampling and scoring of a training and a validation split."""
-        options, rollout = stage.options, stage.options["rollout"]
+        options, rollout = stage.options, stage.options["rollout"] or {"max_tokens": 0}
         answer, each = rollout.get("max_tokens", 128), rollout.get("responses_per_prompt", 1)
-        splits = [self.split(options[name], None, None) for name in ("data", "validation")]
+        splits = [self.split(options[name], None, None) for name in ("data", "validation") if options[name]]
         prompts, tokens = sum(split.groups or 0 for split in splits), max(split.tokens for split in splits)
         memory = self.sampled(max(prompts, 1), answer, each, tokens)
         if any(split.groups is None for split in splits):
@@ -170,8 +177,7 @@ class _Known:
     def optimise(self, stage: Stage) -> Cost:
         fit = stage.options["fit"]
         if stage.round is None:
-            section = self.recipe.offline
-            assert section is not None
+            section = self.phase
             return self.learned(
                 stage, fit, self.split(section.data, section.limit, section.max_tokens), 2, self.shape
             )
@@ -199,7 +205,7 @@ class _Known:
         ) * self.length()
         return Cost(
             stage,
-            self.scored(len(self.recipe.reward.reward_models) if self.recipe.reward else 0),
+            self.scored(len(self.trained)),
             disk=prompts * each * self.length() * SAVED,
             score=prompts * each * self.length() * passes + watched,
             models=1,
@@ -240,14 +246,14 @@ class _Known:
     def evaluate(self, stage: Stage) -> Cost:
         options = stage.options
         held_out = self.split(options["data"], options["prompts"], None)
-        three = bool(self.recipe.sft and (self.recipe.offline or self.recipe.online))
+        three = has_three_arms(self.recipe)
         arms = 2 + three
         if held_out.groups is None:
             return Cost(
                 stage, self.sampled(options["prompts"], options["max_tokens"], 1), score=None, sample=None
             )
         rows = held_out.groups * options["responses_per_prompt"]
-        reward_models = len(self.recipe.reward.reward_models) if self.recipe.reward else 0
+        reward_models = len(self.trained)
         rescored = (
             rows
             * (held_out.tokens + options["max_tokens"])
@@ -279,8 +285,7 @@ class _Known:
 
     @property
     def online(self) -> Any:
-        assert self.recipe.online is not None
-        return self.recipe.online
+        return self.phase
 
     def rollout_shape(self) -> tuple[int, int, int]:
         """(prompts per round, maximum answer length, answers per prompt)."""
@@ -300,7 +305,7 @@ class _Known:
     def split(self, name: str, limit: int | None, longest: int | None) -> Split:
         """The curated split if known, else the recipe's bounds: `limit` groups of the maximum length."""
         made = self.splits.get(name)
-        bound = self.recipe.data.of(name).max_tokens
+        bound = prompt_tokens(self.recipe, name) or longest or 0
         groups, tokens = (made.groups, made.tokens) if made else (None, float(bound))
         if limit is not None:
             groups = min(limit, groups) if groups is not None else limit
@@ -374,9 +379,8 @@ class _Known:
         """Forward passes of the full model that these annotators make: one per model used; reward models
         count by their depth.
         """
-        trained = self.recipe.reward.reward_models if self.recipe.reward else ()
         return sum(
-            self.depth if model in trained else 1.0
+            self.depth if model in self.trained else 1.0
             for spec in specs
             for model in describe("annotate", spec["name"]).named("models", spec)
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 from ratchet.components.estimates.memory import trained
 from ratchet.components.estimates.shape import Shape
+from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.schema import Recipe
 
@@ -35,7 +36,7 @@ def adapter_key(adapter: Mapping[str, Any]) -> str:
 
 def adapters(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
     """The distinct adapters that this recipe trains, by `adapter_key`."""
-    fits = [section.fit for section in (recipe.sft, recipe.reward, recipe.offline, recipe.online) if section]
+    fits = [fit for one in sections(recipe) if (fit := getattr(one.section, "fit", None))]
     return {adapter_key(fit.adapter): fit.adapter for fit in fits}
 
 

@@ -5,6 +5,7 @@ before the run.
 from __future__ import annotations
 
 from ratchet.components.piece import describe
+from ratchet.components.recipes.phases import has_three_arms, initial_phase
 from ratchet.components.recipes.reward_models import scoring_models
 from ratchet.components.recipes.schema import Recipe
 
@@ -30,7 +31,7 @@ def measured(recipe: Recipe) -> dict[str, bool]:
     if recipe.evaluate is None:
         return {}
     gold, fluent = recipe.evaluate.gold, bool(recipe.evaluate.perplexity_rows)
-    learns = bool(recipe.offline or recipe.online)
+    three, changes = has_three_arms(recipe), initial_phase(recipe) is not None
     models = scoring_models(recipe)
     rewards = {
         column
@@ -46,7 +47,7 @@ def measured(recipe: Recipe) -> dict[str, bool]:
     found = dict.fromkeys((f"final.{name}" for name in (*OF_ANSWERS, *scores, *measures)), False)
     found |= {"final.embedding_spread": False} if "encoder" in recipe.models else {}
     found |= {"final.perplexity": False} if fluent else {}
-    others = ("base", "sft") if recipe.sft and (learns or recipe.evaluate.best_of) else ("base",)
+    others = ("base", "sft") if three or (changes and recipe.evaluate.best_of) else ("base",)
     found |= dict.fromkeys(
         (f"{name}_vs_{other}" for other in others if measures for name in (*measures, "distinct_2_ratio")),
         True,
@@ -60,7 +61,7 @@ def measured(recipe: Recipe) -> dict[str, bool]:
             ),
             True,
         )
-    if recipe.sft and learns:
+    if three:
         found |= {"kl_to_sft": False, "distinct_2_ratio": False, "length_ratio": False}
         found |= {"embedding_spread_ratio": False} if "encoder" in recipe.models else {}
         found |= {"perplexity_ratio": True} if fluent else {}

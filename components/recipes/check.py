@@ -4,24 +4,25 @@ measured, sizes are possible.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.evaluation.measured import ENDS, measured
 from ratchet.components.piece import describe
-from ratchet.components.recipes.check_data import check_kinds, check_model, check_splits
-from ratchet.components.recipes.check_sections import Flow, check_fit, check_piece, check_section, sampled
+from ratchet.components.recipes.check_data import check_kinds, check_model, check_splits, prompt_tokens
+from ratchet.components.recipes.check_phases import check_phase_names, check_phases
+from ratchet.components.recipes.check_sections import check_piece
+from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.profile import Profile
-from ratchet.components.recipes.reward_models import certified, optimised_models
-from ratchet.components.recipes.schema import Demonstrate, Online, Preferences, Recipe, Reward
+from ratchet.components.recipes.reward_models import certified, optimised_models, trained_reward_models
+from ratchet.components.recipes.schema import Online, Recipe
 from ratchet.components.training.loop import reward_columns
 
 
-def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
-    """Check the column dataflow through every section of a resolved recipe. `rounds`: the online section of
-    each round that changes it, by its path in the recipe. `RecipeError` for the first problem.
+def check(recipe: Recipe, rounds: Mapping[str, Mapping[str, Online]]) -> None:
+    """Check the column dataflow through every phase of a resolved recipe. `rounds`: by the path of an online
+    phase, the section of each round that changes it, by its path. `RecipeError` for the first problem.
     """
     _check_names(
         {
@@ -30,7 +31,6 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
             **({"register.model": recipe.register.model} if recipe.register else {}),
         }
     )
-    known = {"policy", "reference", *recipe.models, *(recipe.reward.reward_models if recipe.reward else ())}
     if "policy" not in recipe.models:
         raise RecipeError(
             f"models: needs 'policy', the model to train; got {', '.join(recipe.models) or 'none'}"
@@ -42,21 +42,12 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
             "evaluate.gold: the gold measure needs a sentence encoder, but models.encoder is not set; "
             "add it, or set evaluate.gold to false"
         )
+    check_phase_names(recipe)
     check_splits(recipe)
     check_kinds(recipe)
     check_model(recipe, recipe.models["policy"].shape or {}, "models.policy.shape")
     _check_reward_models(recipe)
-    if recipe.demonstrate:
-        _check_demonstrate(recipe, recipe.demonstrate)
-    if recipe.preferences:
-        _check_preferences(recipe, recipe.preferences)
-    if recipe.sft:
-        check_fit(recipe.sft.fit, Flow(set(), 1), "sft.fit")
-    if recipe.reward:
-        _check_reward(recipe.reward, recipe.demonstrate, recipe.preferences)
-    for where, section in {"offline": recipe.offline, "online": recipe.online, **rounds}.items():
-        if section is not None:
-            check_section(section, known, where)
+    known = check_phases(recipe, rounds)
     if recipe.evaluate:
         have, arms = set[str](), {"base", "initial", "policy"}
         for spec in recipe.evaluate.metrics:
@@ -75,8 +66,10 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
                     (known | arms) - {"reference", "encoder"},
                     "evaluate.best_of.annotate",
                 )
-    if recipe.online and recipe.online.watch.gold is True and not (recipe.evaluate and recipe.evaluate.gold):
-        raise RecipeError("online.watch.gold: needs a gold measure; set `evaluate.gold: true`")
+    for phase in sections(recipe):
+        watches = isinstance(phase.section, Online) and phase.section.watch.gold is True
+        if watches and not (recipe.evaluate and recipe.evaluate.gold):
+            raise RecipeError(f"{phase.where}.watch.gold: needs a gold measure; set `evaluate.gold: true`")
     _check_gates(recipe)
     _check_independent(recipe)
     if recipe.claim and not (metrics := measured(recipe)).keys() & {
@@ -104,19 +97,16 @@ def check(recipe: Recipe, rounds: Mapping[str, Online]) -> None:
 
 def check_window(recipe: Recipe, profile: Profile) -> None:
     """The longest prompt and answer must fit vLLM's max_model_len."""
-    sections = (
-        {"demonstrate": recipe.demonstrate, "preferences": recipe.preferences, "online": recipe.online}
-        if profile.engine == "vllm"
-        else {}
-    )
-    for where, section in sections.items():
-        if section is not None:
-            prompt, answer = recipe.data.of(section.data).max_tokens, section.rollout.get("max_tokens", 0)
+    for phase in sections(recipe) if profile.engine == "vllm" else ():
+        section = phase.section
+        rollout = getattr(section, "rollout", None)
+        if rollout is not None and (prompt := prompt_tokens(recipe, section.data)) is not None:
+            answer = rollout.get("max_tokens", 0)
             if prompt + answer > profile.vllm.max_model_len:
                 raise RecipeError(
                     f"profile {profile.name}: vllm.max_model_len: {profile.vllm.max_model_len} tokens, "
                     f"but the longest prompt (data.{section.data}"
-                    f".max_tokens: {prompt}) and answer ({where}.rollout.max_tokens: {answer}) have "
+                    f".max_tokens: {prompt}) and answer ({phase.where}.rollout.max_tokens: {answer}) have "
                     f"{prompt + answer}; raise max_model_len or lower these"
                 )
 
@@ -129,124 +119,6 @@ def _check_names(names: Mapping[str, str]) -> None:
                 f"{where}: {name!r} becomes a folder name; use letters, digits, spaces and _ . + - only, "
                 "starting with a letter or digit, at most 100 characters"
             )
-
-
-def _check_demonstrate(recipe: Recipe, section: Demonstrate) -> None:
-    """Columns are written before they are read, and sections that read these data sets find them."""
-    answered = sampled(section.rollout)
-    answered.through("annotate", section.annotate, {"policy"}, "demonstrate.annotate")
-    for kind in ("sft", "reward"):
-        wanted, made = getattr(recipe, kind), dataclasses.replace(answered)
-        made.through("select", getattr(section, kind), {"policy"}, f"demonstrate.{kind}")
-        if getattr(section, kind) and made.pairs != (kind == "reward"):
-            raise RecipeError(
-                f"demonstrate.{kind}: "
-                + (
-                    "a reward model needs pairs, but these selectors make none; add one such as contrast"
-                    if kind == "reward"
-                    else "SFT would also train on the rejected answers of the pairs; use a selector such "
-                    "as verified"
-                )
-            )
-        if wanted is None or (kind == "reward" and recipe.preferences):
-            continue
-        if not getattr(section, kind):
-            raise RecipeError(
-                f"demonstrate.{kind}: has no selector, but the section `{kind}` trains on its output; add "
-                "one, "
-                f"or remove the section `{kind}`"
-            )
-        if (wanted.data, wanted.validation or f"{kind}_validation") != (kind, f"{kind}_validation"):
-            raise RecipeError(
-                f"{kind}.data: with a `demonstrate` section expected {kind!r} and {kind + '_validation'!r}, "
-                f"got {wanted.data!r} and {wanted.validation!r}"
-            )
-
-
-def _check_preferences(recipe: Recipe, section: Preferences) -> None:
-    made = sampled(section.rollout)
-    made.through("annotate", section.annotate, {"policy"}, "preferences.annotate")
-    made.through("select", section.select, {"policy"}, "preferences.select")
-    if not made.pairs:
-        raise RecipeError(
-            "preferences.select: a reward model needs pairs, but these selectors make none; add one such "
-            "as contrast"
-        )
-    if recipe.reward is None and not (recipe.offline and recipe.offline.data == "reward"):
-        raise RecipeError(
-            "preferences: no section reads its pairs; add a section `reward`, or `offline` with data: "
-            "reward, or remove `preferences`"
-        )
-    if recipe.reward and (recipe.reward.data, recipe.reward.validation) != ("reward", "reward_validation"):
-        raise RecipeError(
-            f"reward.data: with a `preferences` section expected 'reward' and 'reward_validation', "
-            f"got {recipe.reward.data!r} and {recipe.reward.validation!r}"
-        )
-
-
-PAIRS_BY = {
-    "contrast": "contrast",
-    "pass_fail": "contrast",
-    "form": "unasked_form",
-    "echo": "echo",
-    "off_topic": "off_topic",
-}
-"""Kind of pair -> selector that makes it."""
-
-
-def _check_reward(reward: Reward, demonstrate: Demonstrate | None, preferences: Preferences | None) -> None:
-    source = preferences or demonstrate
-    selectors = preferences.select if preferences else demonstrate.reward if demonstrate else []
-    where = "preferences.select" if preferences else "demonstrate.reward"
-    pieces = [spec["name"] for spec in selectors]
-    for kind in reward.certificate.min_accuracy_by_kind or ():
-        if kind in PAIRS_BY and PAIRS_BY[kind] not in pieces:
-            raise RecipeError(
-                f"reward.certificate.min_accuracy_by_kind: nothing makes pairs of kind {kind}; add "
-                f"{{name: {PAIRS_BY[kind]}}} to {where} "
-                f"(now {pieces}), or leave the limit out"
-            )
-    sampled = [
-        key
-        for key, wanted in (
-            ("best_of_n_rises", reward.certificate.best_of_n_rises),
-            ("min_accuracy_by_kind", "sampled" in (reward.certificate.min_accuracy_by_kind or ())),
-        )
-        if wanted
-    ]
-    if sampled and (not source or source.rollout.get("responses_per_prompt", 1) < 2):
-        raise RecipeError(
-            f"reward.certificate.{sampled[0]}: it is measured on the verified answers of a `preferences` "
-            "or `demonstrate` section; expected "
-            "rollout.responses_per_prompt of at least 2, "
-            + (f"got {source.rollout.get('responses_per_prompt', 1)}" if source else "got none")
-            + ". Set it, or remove the limit"
-        )
-    probed = reward.linear_probe
-    check_fit(
-        reward.fit,
-        Flow({"margin"}, 2, pairs=True),
-        "reward.fit",
-        role="reward_model",
-        untrained=probed,
-        gives=("scores",),
-    )
-    if not probed or reward.fit.epochs:
-        return
-    if reward.members > 1:
-        raise RecipeError(
-            f"reward.members: {reward.members} members trained by the linear probe only are identical; "
-            "train them "
-            "(reward.fit.epochs over 0), disable linear_probe, or set members to 1"
-        )
-    *more, last = reward.fit.updates["reward_model"]
-    if more or (last["name"], last["weight"]) != ("ranking.bradley_terry", 1.0):
-        raise RecipeError(
-            f"reward.fit.updates.reward_model: {last['name']!r} is ignored with reward.fit.epochs: 0, "
-            "where only the linear "
-            "probe is fitted (plain Bradley-Terry). Set reward.fit.epochs to 1 or more, or use only "
-            "ranking.bradley_terry with weight 1"
-        )
 
 
 def _check_gates(recipe: Recipe) -> None:
@@ -273,12 +145,11 @@ def _check_reward_models(recipe: Recipe) -> None:
     """Reward models in `models` that training optimises are declared as such, and there are pairs to certify
     them on.
     """
-    trained = recipe.reward.reward_models if recipe.reward else ()
-    for name in trained:
+    for name in trained_reward_models(recipe):
         if name in recipe.models:
             raise RecipeError(
-                f"models.{name}: the section `reward` trains a model of that name; rename this one, or "
-                "set reward to null"
+                f"models.{name}: the section `reward` or a phase trains a reward model of that name; rename "
+                "this one, or set the other to null"
             )
     for name in sorted(optimised_models(recipe) & set(recipe.models)):
         if recipe.models[name].role != "reward":

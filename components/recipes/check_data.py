@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import parse_qsl
 
-from ratchet.components.errors import DataError, RecipeError, SourceError
+from ratchet.components.errors import DataError, RecipeError, SourceError, nearest
 from ratchet.components.piece import describe
 from ratchet.components.recipes.check_models import check_folder
 from ratchet.components.recipes.check_records import Checked, check_records, unread
+from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.reward_models import certified
-from ratchet.components.recipes.schema import Recipe
-from ratchet.components.recipes.sections import PAIRS, SHARES, SINGLE, kind_of
+from ratchet.components.recipes.schema import Groups, Learn, Recipe, Reward, Sft
+from ratchet.components.recipes.sections import KINDS, PAIRS, SHARES, SINGLE, Split, kind_of
 from ratchet.components.recipes.yaml_files import folder
 
 
@@ -102,17 +103,14 @@ def check_model(recipe: Recipe, config: Mapping[str, Any], where: str) -> None:
     """Layers and lengths in the recipe fit a policy with this config.json. Raises `RecipeError`."""
     config = config.get("text_config") or config
     layers, window = config.get("num_hidden_layers"), config.get("max_position_embeddings")
-    scored = min(recipe.reward.layers or layers, layers) if recipe.reward and layers else layers
-    wanted = {}  # reward.layers keeps the first layers
-    for name in ("sft", "reward", "offline", "online"):
-        if section := getattr(recipe, name):
-            adapter = section.fit.adapter
+    wanted = {}
+    for phase in sections(recipe):
+        if fit := getattr(phase.section, "fit", None):
+            kept = getattr(phase.section, "layers", None)  # a reward model keeps the first layers
+            most = min(kept or layers, layers) if layers else layers
             wanted |= {
-                f"{name}.fit.adapter.count": (
-                    adapter.get("count", 0),
-                    scored if name == "reward" else layers,
-                ),
-                f"{name}.fit.adapter.rank": (adapter.get("rank", 0), config.get("hidden_size")),
+                f"{phase.where}.fit.adapter.count": (fit.adapter.get("count", 0), most),
+                f"{phase.where}.fit.adapter.rank": (fit.adapter.get("rank", 0), config.get("hidden_size")),
             }
     for key, (count, most) in wanted.items():
         if most is not None and count > most:
@@ -120,21 +118,17 @@ def check_model(recipe: Recipe, config: Mapping[str, Any], where: str) -> None:
             raise RecipeError(
                 f"{key}: got {count}, but the model has {what} {most} ({where}); expected {most} or fewer"
             )
-    spoken = {
-        name: (section.data, section.rollout)
-        for name in ("demonstrate", "preferences", "online")
-        if (section := getattr(recipe, name))
-    }
     answers = {
-        f"{name}.rollout.max_tokens": (data, rollout.get("max_tokens", 0))
-        for name, (data, rollout) in spoken.items()
+        f"{phase.where}.rollout.max_tokens": (phase.section.data, rollout.get("max_tokens", 0))
+        for phase in sections(recipe)
+        if (rollout := getattr(phase.section, "rollout", None))
     }
     answers |= (
         {"evaluate.max_tokens": (recipe.evaluate.data, recipe.evaluate.max_tokens)} if recipe.evaluate else {}
     )
     for key, (data, answer) in answers.items():
-        prompt = recipe.data.of(data).max_tokens
-        if window is not None and prompt + answer > window:
+        prompt = prompt_tokens(recipe, data)
+        if window is not None and prompt is not None and prompt + answer > window:
             raise RecipeError(
                 f"{key}: got {answer}, which with the longest prompt (data.{data}.max_tokens: {prompt}) "
                 "exceeds the model's context length of "
@@ -142,10 +136,28 @@ def check_model(recipe: Recipe, config: Mapping[str, Any], where: str) -> None:
             )
 
 
+def prompt_tokens(recipe: Recipe, data: str) -> int | None:
+    """Most tokens of a prompt of a split, or of the split behind the groups of a phase. None if unknown."""
+    for phase in reversed(sections(recipe)):
+        if isinstance(phase.section, Groups) and data in phase.makes and phase.section.data != data:
+            return prompt_tokens(recipe, phase.section.data)
+    return recipe.data.of(data).max_tokens if kind_of(data) in KINDS else None
+
+
 def check_splits(recipe: Recipe) -> None:
-    """If the recipe lists its splits, sections must not read others."""
+    """Phases read splits that exist, or what earlier phases make; if the recipe lists its splits, no
+    others.
+    """
     splits = recipe.data.splits
+    made = [name for phase in sections(recipe) if isinstance(phase.section, Groups) for name in phase.makes]
     for where, name in splits_read(recipe).items():
+        if name in made:
+            raise RecipeError(f"{where}: the phase that makes {name!r} comes later; move it before this one")
+        if name not in get_args(Split):
+            raise RecipeError(
+                f"{where}: {name!r} is neither a split nor what an earlier phase "
+                f"makes{nearest(name, [*get_args(Split), *made])}"
+            )
         if name not in (splits or SHARES):
             raise RecipeError(
                 f"{where}: {name!r} is not in data.splits ({', '.join(splits or SHARES)}); add it with a "
@@ -154,20 +166,19 @@ def check_splits(recipe: Recipe) -> None:
 
 
 def splits_read(recipe: Recipe) -> dict[str, str]:
-    """Splits read by the sections, by the key that names them."""
-    made = recipe.demonstrate
-    read = {
-        f"{name}.{key}": getattr(section, key)
-        for name in ("demonstrate", "preferences", "sft", "reward", "offline", "online", "evaluate")
-        if (section := getattr(recipe, name))
-        and not (made and name in ("sft", "reward"))
-        and not (recipe.preferences and name == "reward")
-        if not (name == "offline" and makes_pairs(recipe) and section.data == "reward")
-        for key in ("data", "validation")
-        if hasattr(section, key)
-    }
-    if recipe.evaluate and recipe.evaluate.gold:
-        read |= {"evaluate.gold": "gold", "evaluate.gold (its certificate)": "gold_validation"}
+    """Curated splits that phases and evaluation read, by the key that names them."""
+    read: dict[str, str | None] = {}
+    made: set[str] = set()
+    for phase in sections(recipe):
+        for key in ("data", "validation"):
+            name = getattr(phase.section, key, None)
+            if name not in made and not (recipe.demonstrate and phase.where in ("sft", "reward")):
+                read[f"{phase.where}.{key}"] = name
+        made |= set(phase.makes)
+    if recipe.evaluate:
+        read["evaluate.data"] = recipe.evaluate.data
+        if recipe.evaluate.gold:
+            read |= {"evaluate.gold": "gold", "evaluate.gold (its certificate)": "gold_validation"}
     return {where: name for where, name in read.items() if name}
 
 
@@ -182,43 +193,48 @@ def makes_pairs(recipe: Recipe) -> bool:
 
 
 def check_kinds(recipe: Recipe) -> None:
-    """Each section reads groups of the right kind: SFT answers, reward-model pairs, and what each objective
-    compares.
+    """Each phase reads groups of the right kind from the curated splits: SFT answers, reward-model pairs, and
+    what each objective compares.
     """
-    if recipe.sft and not recipe.demonstrate and (kind := kind_of(recipe.sft.data)) in (*PAIRS, *SINGLE):
-        other = "rejected answers" if kind in PAIRS else "answers with label false"
-        raise RecipeError(
-            f"sft.data: {recipe.sft.data!r} also contains {other}, and SFT trains on all answers; use a "
-            "split such as 'sft'"
-        )
-    if (
-        recipe.reward
-        and not (recipe.demonstrate or recipe.preferences)
-        and kind_of(recipe.reward.data) not in PAIRS
-    ):
-        raise RecipeError(
-            f"reward.data: expected a split of preference pairs ({', '.join(PAIRS)}), got "
-            f"{recipe.reward.data!r}"
-        )
-    section = recipe.offline
-    for spec in [spec for parts in section.fit.updates.values() for spec in parts] if section else ():
-        assert section is not None
-        kind, description, at = (
-            kind_of(section.data),
-            describe("objective", spec["name"]),
-            "offline.fit.updates.policy",
-        )
+    made: set[str] = set()
+    for phase in sections(recipe):
+        section, where = phase.section, phase.where
+        if isinstance(section, Reward) and section.data not in made and kind_of(section.data) not in PAIRS:
+            raise RecipeError(
+                f"{where}.data: expected a split of preference pairs ({', '.join(PAIRS)}), got "
+                f"{section.data!r}"
+            )
+        if (
+            isinstance(section, Sft)
+            and section.data not in made
+            and kind_of(section.data) in (*PAIRS, *SINGLE)
+        ):
+            other = "rejected answers" if kind_of(section.data) in PAIRS else "answers with label false"
+            raise RecipeError(
+                f"{where}.data: {section.data!r} also contains {other}, and SFT trains on all answers; use a "
+                "split such as 'sft'"
+            )
+        if isinstance(section, Learn) and not isinstance(section, Sft) and section.data not in made:
+            _check_objectives(section, where)
+        made |= set(phase.makes)
+
+
+def _check_objectives(section: Learn, where: str) -> None:
+    """The objectives read what the split has: pairs, or single answers with a label."""
+    kind, at = kind_of(section.data), f"{where}.fit.updates.policy"
+    for spec in [spec for parts in section.fit.updates.values() for spec in parts]:
+        description = describe("objective", spec["name"])
         if description.unit == "pair" and (kind in SINGLE or (kind not in PAIRS and not section.select)):
             what = "single answers with a label" if kind in SINGLE else "no pairs"
             raise RecipeError(
-                f"{at}: {spec['name']!r} compares a chosen with a rejected answer, but offline.data: "
+                f"{at}: {spec['name']!r} compares a chosen with a rejected answer, but {where}.data: "
                 f"{section.data!r} has {what}; "
                 f"expected a split of pairs ({', '.join(PAIRS)})"
                 + (", or the objective 'kto'" if kind in SINGLE else "")
             )
         if "label" in description.reads and kind in PAIRS:
             raise RecipeError(
-                f"{at}: {spec['name']!r} needs single labelled answers, but offline.data: "
+                f"{at}: {spec['name']!r} needs single labelled answers, but {where}.data: "
                 f"{section.data!r} has preference "
                 "pairs; use the split 'labelled', or a pairwise objective such as 'preference.dpo'"
             )
@@ -231,5 +247,5 @@ def check_kinds(recipe: Recipe) -> None:
             raise RecipeError(
                 f"{at}: {spec['name']!r} would train on answers with label false; use 'kto', "
                 "or a `weight_column`, on "
-                f"offline.data: {section.data!r}"
+                f"{where}.data: {section.data!r}"
             )

@@ -11,8 +11,7 @@ from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.evaluation.health import RULES
 from ratchet.components.piece import catalogue, describe
 from ratchet.components.recipes.conform import known_keys
-from ratchet.components.recipes.schema import Fit, Offline, Online, Spec
-from ratchet.components.recipes.sections import PAIRS, SINGLE, kind_of
+from ratchet.components.recipes.schema import Fit, Learn, Online, Spec
 from ratchet.components.training.reduce import legal
 
 
@@ -45,12 +44,12 @@ class Flow:
                 self.answers = 2 if self.pairs else min(self.answers, spec.get("keep", self.answers))
 
 
-def check_section(section: Offline | Online, models: set[str], where: str) -> None:
+def check_section(section: Learn | Online, models: set[str], where: str, flow: Flow | None = None) -> None:
+    """`flow`: the groups that a phase reads; an online phase samples its own."""
     if isinstance(section, Online):
+        check_piece("rollout", section.rollout, set(), models, f"{where}.rollout")
         flow = sampled(section.rollout)
-    else:
-        kind = kind_of(section.data)
-        flow = Flow({"label" if kind in SINGLE else "margin"}, 2 if kind in PAIRS else 1, kind in PAIRS)
+    assert flow is not None
     # Prompt samplers are checked after `annotate`, since they learn from scored groups.
     prompts = [section.prompts] if isinstance(section, Online) else []
     steps = isinstance(section, Online) and section.cadence == "step"

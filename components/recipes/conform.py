@@ -66,7 +66,7 @@ def conform(kind: Any, value: Any, where: str) -> Any:
     try:
         return _adapter(kind).validate_python(_without_nulls(kind, value, where))
     except ValidationError as error:
-        raise RecipeError(_sentence(error, where)) from None
+        raise RecipeError(_sentence(error, where, value)) from None
 
 
 def known_keys(given: Iterable[object], known: Iterable[str], where: str) -> None:
@@ -106,9 +106,25 @@ def _members(kind: Any) -> tuple[Any, ...]:
     return typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else ()
 
 
+def _chosen(members: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    """Of a union of records told apart by the key `does`, the one of `value`; otherwise all members."""
+    kinds = {
+        typing.get_args(_hints(part)["does"])[0]: part
+        for part in members
+        if dataclasses.is_dataclass(part) and "does" in _hints(typing.cast(type, part))
+    }
+    if len(kinds) < 2 or not isinstance(value, Mapping):
+        return members
+    does = value.get("does")
+    if does not in kinds:
+        got = f"got {does!r}{nearest(str(does), kinds)}" if does else "got none"
+        raise RecipeError(f"{where}.does: expected one of {', '.join(kinds)}, {got}")
+    return (kinds[does],)
+
+
 def _without_nulls(kind: Any, value: Any, where: str) -> Any:
     """`value` without keys that are null where null is not allowed; unknown keys raise `RecipeError`."""
-    for part in _members(kind) or (kind,):
+    for part in _chosen(_members(kind), value, where) or (kind,):
         part = typing.get_args(part)[0] if typing.get_origin(part) is typing.Annotated else part
         origin, inside = typing.get_origin(part), typing.get_args(part)
         if isinstance(value, Mapping) and (dataclasses.is_dataclass(part) or is_typeddict(part)):
@@ -137,7 +153,19 @@ def _without_nulls(kind: Any, value: Any, where: str) -> Any:
     return value
 
 
-def _sentence(error: ValidationError, where: str) -> str:
+def _within(path: Sequence[Any], value: Any) -> list[Any]:
+    """The path without names of union members, which are no keys of `value`."""
+    kept = []
+    for i, part in enumerate(path):
+        if isinstance(value, Mapping) and part not in value and i < len(path) - 1:
+            continue
+        kept.append(part)
+        inside = isinstance(value, Mapping) or (isinstance(value, list) and isinstance(part, int))
+        value = value[part] if inside and i < len(path) - 1 else None
+    return kept
+
+
+def _sentence(error: ValidationError, where: str, value: Any = None) -> str:
     errors = error.errors(include_url=False)
     first = errors[0]
     if isinstance(
@@ -155,7 +183,7 @@ def _sentence(error: ValidationError, where: str) -> str:
     kind, got, more = first["type"], first["input"], first.get("ctx", {})
     path = [
         p
-        for p in first["loc"]
+        for p in _within(first["loc"], value)
         if isinstance(p, int)
         or not ("[" in p or p in ("bool", "int", "float", "str", "constrained-float", "Part"))
     ]  # pydantic adds names of union members to the path

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ratchet.components.piece import describe, resolve
+from ratchet.components.recipes.phases import with_sections
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.schema import Online, Recipe
 
@@ -24,9 +25,12 @@ COLUMNS = {"step": ("importance", "scoring.importance"), "row": ("importance.row
 
 def corrected(recipe: Recipe, profile: Profile) -> Recipe:
     """The recipe as corrected for this profile. `vllm.importance_cap: null` disables the correction."""
-    if profile.engine == "torch" or profile.vllm.importance_cap is None or recipe.online is None:
+    cap = profile.vllm.importance_cap
+    if profile.engine == "torch" or cap is None:
         return recipe
-    return dataclasses.replace(recipe, online=corrected_section(recipe.online, profile.vllm.importance_cap))
+    return with_sections(
+        recipe, lambda section, _: corrected_section(section, cap) if isinstance(section, Online) else section
+    )
 
 
 def corrected_again(section: Online, whole: Online) -> Online:

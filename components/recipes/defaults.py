@@ -8,6 +8,7 @@ from typing import Any
 
 from ratchet.components.piece import describe, resolve
 from ratchet.components.recipes.conform import conform
+from ratchet.components.recipes.phases import with_sections
 from ratchet.components.recipes.ranges import Finite
 from ratchet.components.recipes.schema import Online, Recipe, Spec
 from ratchet.components.recipes.sections import PROMPT_SECTIONS
@@ -37,14 +38,6 @@ def with_defaults(recipe: Recipe) -> Recipe:
             recipe.data, transforms=_each("transform", recipe.data.transforms, "data.transforms"), **own
         )
     }
-    if recipe.demonstrate:
-        changes["demonstrate"] = _resolved_samples(recipe.demonstrate, "demonstrate")
-    if recipe.preferences:
-        changes["preferences"] = _resolved_samples(recipe.preferences, "preferences")
-    for name in ("sft", "reward", "offline", "online"):
-        section = getattr(recipe, name)
-        if section is not None:
-            changes[name] = section_with_defaults(section, name)
     if recipe.evaluate:
         metrics = _each("annotate", recipe.evaluate.metrics, "evaluate.metrics")
         measures = _each("measure", recipe.evaluate.measures, "evaluate.measures")
@@ -58,7 +51,7 @@ def with_defaults(recipe: Recipe) -> Recipe:
         )
     if recipe.register and not recipe.register.model:
         changes["register"] = dataclasses.replace(recipe.register, model=recipe.name)
-    return dataclasses.replace(recipe, **changes)
+    return with_sections(dataclasses.replace(recipe, **changes), section_with_defaults)
 
 
 def _each(slot: str, specs: Sequence[Spec], where: str) -> list[dict[str, Any]]:
@@ -66,17 +59,20 @@ def _each(slot: str, specs: Sequence[Spec], where: str) -> list[dict[str, Any]]:
 
 
 def _resolved_samples(section: Any, name: str) -> Any:
-    here = {
+    here: dict[str, Any] = {
         slot: _each("annotate" if slot == "annotate" else "select", getattr(section, slot), f"{name}.{slot}")
         for slot in ("annotate", "sft", "reward", "select")
         if hasattr(section, slot)
     }
-    return dataclasses.replace(
-        section, rollout=resolve("rollout", section.rollout, where=f"{name}.rollout"), **here
-    )
+    if section.rollout is not None:
+        here["rollout"] = resolve("rollout", section.rollout, where=f"{name}.rollout")
+    return dataclasses.replace(section, **here)
 
 
 def section_with_defaults(section: Any, name: str) -> Any:
+    """A section or phase with the defaults of its pieces; `name`: its path in the recipe."""
+    if not hasattr(section, "fit"):
+        return _resolved_samples(section, name)
     fit = dataclasses.replace(
         section.fit,
         adapter=resolve("adapter", section.fit.adapter, where=f"{name}.fit.adapter"),

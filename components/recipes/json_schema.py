@@ -76,8 +76,9 @@ def _loose(node: Any, key: str) -> Any:
         }
     if isinstance(node.get("additionalProperties"), dict):
         made["additionalProperties"] = {"anyOf": [_loose(node["additionalProperties"], key), NULL]}
-    if "anyOf" in node:
-        made["anyOf"] = [_loose(one, key) for one in node["anyOf"]]
+    made.pop("discriminator", None)
+    if members := made.pop("oneOf", node.get("anyOf")):
+        made["anyOf"] = [_loose(one, key) for one in members]
     return made
 
 

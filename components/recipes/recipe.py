@@ -20,6 +20,7 @@ from ratchet.components.recipes.check import check, check_window
 from ratchet.components.recipes.conform import conform
 from ratchet.components.recipes.correction import corrected, corrected_again
 from ratchet.components.recipes.defaults import section_with_defaults, with_defaults
+from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.ranges import Count
 from ratchet.components.recipes.schema import SCHEMA, Online, Recipe
@@ -76,11 +77,11 @@ def load(
         raise RecipeError(
             f"claim.against: no recipe named {claim.against!r}{nearest(claim.against, names())}"
         )
-    check(resolved, _changed_rounds(resolved.online) if resolved.online else {})
+    check(resolved, _changed_rounds(resolved))
     check_window(resolved, hardware)
     if limit is not None:
         resolved = limited(resolved, conform(Count, limit, "--limit"))
-        check(resolved, _changed_rounds(resolved.online) if resolved.online else {})
+        check(resolved, _changed_rounds(resolved))
     return resolved, hardware
 
 
@@ -226,7 +227,7 @@ def reread(text: str) -> tuple[Recipe, Profile]:
         )
     refuse_secrets(raw)
     recipe = conform(Recipe, raw["recipe"], "")
-    check(recipe, _changed_rounds(recipe.online) if recipe.online else {})
+    check(recipe, _changed_rounds(recipe))
     return recipe, conform(Profile, raw["profile"], "profile")
 
 
@@ -281,23 +282,36 @@ def _override(text: str) -> dict[str, Any]:
     return nested
 
 
-def for_round(online: Online, number: int) -> Online:
+def for_round(online: Online, number: int, section: str = "online") -> Online:
     """The section as applied in round `number`: `by_round: {2: {fit: {learning_rate: 1e-5}}}` changes round 2
-    only.
+    only. `section`: its path in the recipe.
     """
     change = online.by_round.get(str(number), {})
     if not change:
         return online
-    where = f"online.by_round.{number}"
+    where = f"{section}.by_round.{number}"
     merged = conform(Online, merge(plain(online), change), where)
     return corrected_again(section_with_defaults(merged, where), online)
 
 
-def _changed_rounds(online: Online) -> dict[str, Online]:
-    """The section of each round with changes, by its path in the recipe."""
-    for number in online.by_round:
-        if not str(number).isdigit() or not 1 <= int(number) <= online.rounds or online.cadence != "round":
-            raise RecipeError(
-                f"online.by_round: round {number} does not exist; the recipe has rounds 1 to {online.rounds}"
-            )
-    return {f"online.by_round.{number}": for_round(online, int(number)) for number in online.by_round}
+def _changed_rounds(recipe: Recipe) -> dict[str, dict[str, Online]]:
+    """The section of each round with changes, by its path, of each online phase by its path."""
+    found: dict[str, dict[str, Online]] = {}
+    for phase in sections(recipe):
+        if not isinstance(online := phase.section, Online):
+            continue
+        for number in online.by_round:
+            if (
+                not str(number).isdigit()
+                or not 1 <= int(number) <= online.rounds
+                or online.cadence != "round"
+            ):
+                raise RecipeError(
+                    f"{phase.where}.by_round: round {number} does not exist; the recipe has rounds 1 to "
+                    f"{online.rounds}"
+                )
+        found[phase.where] = {
+            f"{phase.where}.by_round.{number}": for_round(online, int(number), phase.where)
+            for number in online.by_round
+        }
+    return found

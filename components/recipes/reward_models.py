@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ratchet.components.piece import describe
-from ratchet.components.recipes.schema import Recipe
+from ratchet.components.recipes.phases import sections
+from ratchet.components.recipes.schema import Groups, Learn, Online, Recipe, Reward
 from ratchet.components.training.loop import reward_columns
 
 
@@ -23,9 +24,8 @@ def reward_models(annotators: Sequence[Mapping[str, Any]]) -> set[str]:
 def optimised_models(recipe: Recipe) -> set[str]:
     """Reward models that training or best-of-n decoding optimises against."""
     best_of = recipe.evaluate.best_of if recipe.evaluate else None
-    return reward_models(
-        [spec for part in (recipe.offline, recipe.online, best_of) if part for spec in part.annotate]
-    )
+    parts = [one.section for one in sections(recipe) if isinstance(one.section, Learn | Online | Groups)]
+    return reward_models([spec for part in (*parts, best_of) if part for spec in part.annotate])
 
 
 def certified(recipe: Recipe) -> set[str]:
@@ -33,15 +33,17 @@ def certified(recipe: Recipe) -> set[str]:
     without training and evaluation.
     """
     declared = {name for name, source in recipe.models.items() if source.role == "reward"}
-    return (
-        declared & optimised_models(recipe)
-        if recipe.online or recipe.offline or recipe.evaluate
-        else declared
-    )
+    uses = recipe.evaluate or any(one.trains_policy and one.where != "sft" for one in sections(recipe))
+    return declared & optimised_models(recipe) if uses else declared
+
+
+def trained_reward_models(recipe: Recipe) -> list[str]:
+    """Reward models that the recipe trains, by the names that pieces use."""
+    return [model for one in sections(recipe) if isinstance(one.section, Reward) for model in one.models]
 
 
 def scoring_models(recipe: Recipe) -> list[str]:
     """Reward models that an evaluation scores with, besides its metrics: those trained or certified by the
     recipe.
     """
-    return [*(recipe.reward.reward_models if recipe.reward else ()), *sorted(certified(recipe))]
+    return [*trained_reward_models(recipe), *sorted(certified(recipe))]

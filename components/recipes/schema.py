@@ -103,6 +103,7 @@ class Demonstrate:
     sft: Sequence[Spec] = ()  # selectors that make SFT data
     reward: Sequence[Spec] = ()  # selectors that make preference pairs
     max_failed: Share = 0.1  # share of failed rewards that stops the run
+    seed: Seed | None = None  # null: the recipe's; a number shares the product between seeds
 
 
 @record
@@ -118,19 +119,36 @@ class Preferences:
     data: Split = "preferences"  # split of prompts
     validation: Split = "preferences_validation"  # split of held-out prompts
     max_failed: Share = 0.1  # share of failed rewards that stops the run
+    seed: Seed | None = None  # null: the recipe's; a number shares the product between seeds
 
 
 @record
-class Sft:
-    """Supervised fine-tuning."""
+class Learn:
+    """A phase that trains a policy on groups on disk: a split, or what an earlier phase made."""
 
     fit: Fit  # training
-    data: Split = "sft"  # split to train on
-    validation: Split | None = "sft_validation"  # split for the validation loss; null: none
+    data: str  # a split, or an earlier phase that makes groups
+    validation: str | None = None  # split or phase for the validation loss; null: none
     max_tokens: Count = 256  # prompt and answer together; longer records are dropped
     max_dropped: Share | None = 0.25  # share of records that may be dropped as too long; null: any
     limit: Count | None = None  # largest number of records
     limit_validation: Count | None = None  # largest number of validation records
+    annotate: Sequence[Spec] = ()  # rewards and other columns
+    select: Sequence[Spec] = ()  # selectors
+    prepare: Sequence[Spec] = ()  # columns that the objectives read, such as reference log-probs
+    max_failed: Share = 0.1  # share of failed rewards that stops the run
+    of: str = ""  # model of the recipe or earlier phase to start from; empty: the policy so far
+    seed: Seed | None = None  # null: the recipe's; a number shares the product between seeds
+    advance: Bool = True  # whether the policy so far is now this one
+    does: Literal["learn"] = "learn"  # kind of phase
+
+
+@record
+class Sft(Learn):
+    """Supervised fine-tuning: the short spelling of a phase of that name."""
+
+    data: str = "sft"  # split to train on
+    validation: str | None = "sft_validation"  # split for the validation loss; null: none
 
 
 @record
@@ -141,8 +159,8 @@ class Reward:
     """
 
     fit: Fit  # training
-    data: Split = "reward"  # split of pairs to train on
-    validation: Split = "reward_validation"  # split of held-out pairs, for the certificate
+    data: str = "reward"  # split of pairs to train on, or earlier phase that makes pairs
+    validation: str = "reward_validation"  # split or phase of held-out pairs, for the certificate
     layers: Count | None = None  # keep the first layers of the backbone; null: all
     pool: Literal["last", "mean"] = "last"  # what the head reads: the last token, or the mean over the answer
     linear_probe: Bool = False  # start the head at the Bradley-Terry optimum over the frozen backbone
@@ -153,30 +171,25 @@ class Reward:
     limit: Count | None = None  # largest number of pairs
     limit_validation: Count | None = None  # largest number of held-out pairs
     certificate: Limits = field(default_factory=Limits)  # limits that the reward model must meet
+    of: str = ""  # model of the recipe or earlier phase to start from; empty: the policy so far
+    seed: Seed | None = None  # null: the recipe's; a number shares the product between seeds
+    does: Literal["reward"] = "reward"  # kind of phase
+
+    def models(self, name: str = "reward_model") -> list[str]:
+        """Names of the members in pieces: `name`, or `name_1`, `name_2`... when there are several."""
+        return [name] if self.members == 1 else [f"{name}_{i + 1}" for i in range(self.members)]
 
     @property
     def reward_models(self) -> list[str]:
-        """Names of the members in pieces: `reward_model`, or `reward_model_1`, `reward_model_2`... when there
-        are several.
-        """
-        return (
-            ["reward_model"] if self.members == 1 else [f"reward_model_{i + 1}" for i in range(self.members)]
-        )
+        """Names of the members of the section `reward`."""
+        return self.models()
 
 
 @record
-class Offline:
-    """Learning from groups on disk: offline DPO and its relatives."""
+class Offline(Learn):
+    """Learning from groups on disk, such as offline DPO: the short spelling of a phase of that name."""
 
-    fit: Fit  # training
-    data: Split = "pairs"  # split to train on
-    max_tokens: Count = 256  # prompt and answer together; longer groups are dropped
-    max_dropped: Share | None = 0.25  # share of groups that may be dropped as too long; null: any
-    limit: Count | None = None  # largest number of groups
-    annotate: Sequence[Spec] = ()  # rewards and other columns
-    select: Sequence[Spec] = ()  # selectors
-    prepare: Sequence[Spec] = ()  # columns that the objectives read, such as reference log-probs
-    max_failed: Share = 0.1  # share of failed rewards that stops the run
+    data: str = "pairs"  # split to train on
 
 
 @record
@@ -188,7 +201,7 @@ class Online:
     fit: Fit  # training of a round or step
     cadence: Literal["round", "step"] = "round"  # step: on-policy steps in memory, one stage
     rounds: Count = 3  # number of rounds or steps
-    data: Split = "prompts"  # split of prompts
+    data: str = "prompts"  # split of prompts, or earlier phase whose prompts are answered again
     prompts: Spec = field(default_factory=lambda: {"name": "disjoint"})  # which prompts come next
     prompts_per_round: Count = 64  # prompts per round or step
     rollout: Spec = field(default_factory=lambda: {"name": "sample"})  # how the policy answers
@@ -204,6 +217,30 @@ class Online:
     watch: Watch = field(default_factory=Watch)  # what each round measures besides rewards
     health: Mapping[str, Rule] = field(default_factory=dict)  # health rules by name
     by_round: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # round -> keys of that round
+    of: str = ""  # model of the recipe or earlier phase to start from; empty: the policy so far
+    seed: Seed | None = None  # null: the recipe's; a number shares the product between seeds
+    advance: Bool = True  # whether the policy so far is now this one
+    does: Literal["online"] = "online"  # kind of phase
+
+
+@record
+class Groups:
+    """A phase that makes a data set for later phases: groups sampled, or read from a split or an earlier
+    phase, then scored and selected.
+    """
+
+    data: str  # split of prompts (without `rollout`: of groups), or earlier phase that makes groups
+    validation: str | None = None  # the same for a held-out data set, called `NAME_validation`; null: none
+    rollout: Spec | None = None  # how the model answers; null: the groups of `data` as they are
+    annotate: Sequence[Spec] = ()  # rewards and other columns
+    select: Sequence[Spec] = ()  # selectors
+    max_failed: Share = 0.1  # share of failed rewards that stops the run
+    of: str = ""  # model of the recipe or earlier phase that answers; empty: the policy so far
+    seed: Seed | None = None  # null: the recipe's; a number shares the product between seeds
+    does: Literal["groups"] = "groups"  # kind of phase
+
+
+AnyPhase = Annotated[Learn | Reward | Online | Groups, Field(discriminator="does")]
 
 
 @record
@@ -276,5 +313,8 @@ class Recipe:
     reward: Reward | None = None  # reward model
     offline: Offline | None = None  # learning from groups on disk
     online: Online | None = None  # learning from the policy's own answers
+    phases: Mapping[str, AnyPhase] | None = None  # further phases by name, in order, after the sections
+    cycle: Sequence[str] = ()  # neighbouring phases that are repeated in order
+    cycles: Count = 1  # how often
     evaluate: Evaluate | None = None  # evaluation
     register: Register | None = None  # registry and gates

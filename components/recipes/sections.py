@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
@@ -51,6 +51,8 @@ Split = Literal[
 ]
 
 
+KINDS = tuple(dict.fromkeys(name.removesuffix("_validation") for name in get_args(Split)))
+"""Kinds of splits."""
 PROMPT_SECTIONS = (
     "prompts",
     "evaluate",

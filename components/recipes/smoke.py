@@ -6,7 +6,8 @@ import dataclasses
 from dataclasses import replace
 from typing import Any
 
-from ratchet.components.recipes.schema import Fit, Online, Recipe
+from ratchet.components.recipes.phases import with_sections
+from ratchet.components.recipes.schema import Fit, Learn, Online, Recipe, Reward
 from ratchet.components.recipes.sections import Contexts, Conversations, Data, Limits, Pairs
 
 ROUNDS = 2
@@ -40,13 +41,6 @@ def limited(recipe: Recipe, count: int) -> Recipe:
         "claim": None,
         "register": None,
     }
-    for name in ("sft", "reward", "offline", "online"):
-        if section := getattr(recipe, name):
-            changes[name] = replace(section, fit=_fit(section.fit, count))
-    if recipe.reward:
-        changes["reward"] = replace(changes["reward"], certificate=UNCERTIFIED)
-    if recipe.online:
-        changes["online"] = _online(changes["online"], count)
     if evaluate := recipe.evaluate:
         changes["evaluate"] = replace(
             evaluate,
@@ -55,7 +49,15 @@ def limited(recipe: Recipe, count: int) -> Recipe:
                 for key in ("prompts", "perplexity_rows", "transcripts")
             },
         )
-    return replace(recipe, **changes)
+    return with_sections(replace(recipe, **changes), lambda section, _: _section(section, count))
+
+
+def _section(section: Any, count: int) -> Any:
+    if isinstance(section, Learn | Reward | Online):
+        section = replace(section, fit=_fit(section.fit, count))
+    if isinstance(section, Reward):
+        return replace(section, certificate=UNCERTIFIED)
+    return _online(section, count) if isinstance(section, Online) else section
 
 
 def _data(data: Data, count: int) -> Data:

@@ -1,6 +1,4 @@
-"""Stage `demonstrate`: data sets from the base model's own answers (SFT demonstrations and preference
-pairs).
-"""
+"""Stage `demonstrate`: data sets for later phases, from a model's own answers or from existing groups."""
 
 from __future__ import annotations
 
@@ -20,42 +18,44 @@ from ratchet.components.stages import progress
 from ratchet.components.stages.experience import context_of
 from ratchet.components.stages.job import Job
 from ratchet.components.text.chat import count_tokens
-from ratchet.components.training.loop import annotate_groups, pieces, select_groups, texts_read
+from ratchet.components.training.loop import annotate_groups, pieces, select_groups, texts_read, tokenised
 from ratchet.components.types import Group
-
-KINDS = ("sft", "reward")
 
 
 def demonstrate(job: Job) -> dict[str, Any]:
-    """Sample, annotate and select on training and validation prompts. Writes `answers.parquet`, `sft.parquet`
-    and `reward.parquet`, each also with the suffix `_validation`, and statistics for validation.
+    """Sample (or read groups), annotate and select, on training and validation prompts. Writes the answers,
+    `answers.parquet`, and one file for each of `sets`, such as `sft.parquet` and `reward.parquet`, all also
+    with the suffix `_validation`, and statistics for validation.
     """
     options, product = job.options, job.work.product
     context = context_of(job)
     wanted = {
-        end: [kind for kind in KINDS if options[kind] and f"{kind}{end}" not in options["unread"]]
-        for end in ("", "_validation")
+        end: [name for name in options["sets"] if f"{name}{end}" not in options["unread"]]
+        for end, split in (("", options["data"]), ("_validation", options["validation"]))
+        if split
     }
-    splits = {
-        end: read_groups(job.path("data") / f"{options[name]}.parquet")
-        for end, name in (("", "data"), ("_validation", "validation"))
-        if wanted[end]
-    }
-    each = options["rollout"].get("responses_per_prompt", 1)
-    answers = each * sum(map(len, splits.values()))
-    progress.expect("answers", answers * (1 + texts_read(options["annotate"])))
-    rollout, annotate = build("rollout", options["rollout"]), pieces("annotate", options["annotate"])
+    splits = {end: _read(job, end) for end, sets in wanted.items() if sets}
+    sampling = options["rollout"] or {}
+    answers = (
+        sampling.get("responses_per_prompt", 1) * sum(map(len, splits.values()))
+        if sampling
+        else sum(len(group.trajectories) for members in splits.values() for group in members)
+    )
+    progress.expect("answers", answers * (bool(sampling) + texts_read(options["annotate"])))
+    annotate = pieces("annotate", options["annotate"])
     counts: Counter[str] = Counter()
     made: dict[str, list[Group]] = {}
     for end, members in splits.items():
-        sampled = rollout([group.prompt for group in members], context)
-        scored, found = annotate_groups(sampled, annotate, context, max_failed=options["max_failed"])
+        if sampling:
+            members = build("rollout", sampling)([group.prompt for group in members], context)
+        scored, found = annotate_groups(members, annotate, context, max_failed=options["max_failed"])
         counts.update({f"{key}{end}": number for key, number in found.items()})
         write_groups(product / f"answers{end}.parquet", scored)
-        for kind in wanted[end]:
+        for name in wanted[end]:
             with progress.uncounted():  # a selector may run the verifier again
-                made[f"{kind}{end}"], found = select_groups(scored, pieces("select", options[kind]), context)
-            counts.update({f"{kind}{end}: {key}": number for key, number in found.items()})
+                chosen, found = select_groups(scored, pieces("select", options["sets"][name]), context)
+            counts.update({f"{name}{end}: {key}": number for key, number in found.items()})
+            made[f"{name}{end}"] = chosen
     for name, groups in made.items():
         write_groups(product / f"{name}.parquet", groups)
     save_table(_statistics(job, made), product / "statistics.parquet")
@@ -69,13 +69,21 @@ def demonstrate(job: Job) -> dict[str, Any]:
     return {"counts": dict(counts), "summary": summary}
 
 
+def _read(job: Job, end: str) -> list[Group]:
+    """The groups of `data` or `validation`; tokenised if they are not answered anew."""
+    option, source = ("validation", "validation_data") if end else ("data", "data")
+    folder = job.path(source if source in job.inputs else "data")
+    groups = read_groups(folder / f"{job.options[option]}.parquet")
+    return groups if job.options["rollout"] else tokenised(groups, load_tokenizer(job.path("policy")))
+
+
 def _statistics(job: Job, made: dict[str, list[Group]]) -> pa.Table:
-    """One row per group, as for curated splits. Demonstrations and pairs share prompts by design, so leaks
-    are checked only between training and validation of the same kind.
+    """One row per group, as for curated splits. Data sets of one stage share prompts by design, so leaks are
+    checked only between training and validation of the same one.
     """
     count = functools.partial(count_tokens, load_tokenizer(job.path("policy")))
     tables = []
-    for kind in KINDS:
+    for kind in job.options["sets"]:
         own = {name: groups for name, groups in made.items() if name.removesuffix("_validation") == kind}
         if own:
             tables.append(statistics(own, count, {}))

@@ -47,7 +47,7 @@ def rollout(job: Job) -> dict[str, Any]:
         rounds=options["rounds"],
         seed=options["seed"],
     )
-    context = Context(models={"policy": engine(job, "policy")}, seed=options["seed"], round=options["round"])
+    context = context_of(job)
     each = options["rollout"].get("responses_per_prompt")
     progress.expect("answers", each and each * len(mine))
     began = time.monotonic()
@@ -167,7 +167,7 @@ def prepare_offline(job: Job) -> dict[str, Any]:
     from ratchet.components.stages.train import encoded
 
     options, tokenizer = job.options, load_tokenizer(job.path("policy"))
-    groups, read, warnings = encoded(job, "offline", tokenizer)
+    groups, read, warnings = encoded(job, options["where"], tokenizer)
     context = context_of(job)
     progress.expect("texts", texts_read([*options["annotate"], *options["prepare"]]) * _answers(groups))
     marked, scored = annotate_groups(

@@ -52,17 +52,17 @@ def reward(job: Job) -> dict[str, Any]:
     options = job.options
     seed = options["seed"] + 1000 * options["member"]
     tokenizer = load_tokenizer(job.path("policy"))
-    pairs, counts, warnings = encoded(job, "reward", tokenizer)
+    pairs, counts, warnings = encoded(job, options["where"], tokenizer)
     if (
         "demonstrations" in job.inputs
     ):  # train on pairs of the base model's answers too; held-out pairs stay those of the recipe's data
-        own, read, more = encoded(job, "reward", tokenizer, source="demonstrations")
+        own, read, more = encoded(job, options["where"], tokenizer, source="demonstrations")
         pairs, counts, warnings = (
             pairs + own,
             counts | {f"of the base model: {what}": number for what, number in read.items()},
             warnings + more,
         )
-    held_out, more, worse = encoded(job, "reward", tokenizer, "validation")
+    held_out, more, worse = encoded(job, options["where"], tokenizer, "validation")
     counts |= {f"validation {what}": number for what, number in more.items()}
     answers, truth = verified_answers(job)
     if not steps_planned(len(pairs), options["fit"]):  # otherwise the fit reports its steps

@@ -35,10 +35,10 @@ def sft(job: Job) -> dict[str, Any]:
     """
     options = job.options
     tokenizer = load_tokenizer(job.path("policy"))
-    groups, counts, warnings = encoded(job, "sft", tokenizer)
+    groups, counts, warnings = encoded(job, options["where"], tokenizer)
     validation: list[Group] = []
     if options["validation"]:
-        validation, more, worse = encoded(job, "sft", tokenizer, "validation")
+        validation, more, worse = encoded(job, options["where"], tokenizer, "validation")
         counts |= {f"validation {what}": number for what, number in more.items()}
         warnings += worse
     return {"counts": counts, "warnings": warnings, **learn(job, job.path("policy"), groups, validation)}
@@ -157,6 +157,8 @@ def encoded(
         options["max_tokens"],
         options.get("limit" if part == "data" else f"limit_{part}"),
     )
+    if part == "validation" and "validation_data" in job.inputs:
+        source = "validation_data"
     file = job.path(source) / f"{split}.parquet"
     if not file.exists():
         raise ContractError(

@@ -100,6 +100,8 @@ def sizes(recipe: Any, profile: Any) -> Any:
 def quantities(recipe: Any, profile: Any) -> dict[str, Any]:
     """Batch sizes, counts and token limits by unit, derived from the recipe and its profile."""
     from ratchet.components.piece import describe
+    from ratchet.components.recipes.phases import sections
+    from ratchet.components.recipes.schema import Learn, Online, Reward
 
     found: dict[str, Any] = {}
 
@@ -121,28 +123,32 @@ def quantities(recipe: Any, profile: Any) -> dict[str, Any]:
         row(epochs, section.fit.epochs)
         return counted
 
-    if recipe.sft:
-        fit(recipe.sft, "SFT", "conversations", "SFT epochs")
-    if recipe.reward:
-        row("reward models", recipe.reward.members)
-        if recipe.reward.fit.epochs:
-            fit(recipe.reward, "reward", "pairs", "reward epochs")
-        else:
-            row("max reward pairs", recipe.reward.limit)
-            row("reward epochs", "0 (linear probe only)")
-    if recipe.offline:
-        fit(recipe.offline, "offline", "groups", "offline epochs")
-    if recipe.online:
-        online = recipe.online
-        count = online.rollout.get("responses_per_prompt")
-        row("rounds", online.rounds)
-        row("prompts per round", online.prompts_per_round)
-        row("responses per prompt", count)
-        if count:
-            row("responses per round", online.prompts_per_round * count)
-        row("max tokens per response", online.rollout.get("max_tokens"))
-        if fit(online, "online", "prompts", "epochs per round") == "prompts" and count:
-            row("max online responses per step", online.fit.batch * count)
+    titles = {"sft": "SFT"}
+    counts = {"sft": "conversations", "reward": "pairs"}
+    for phase in sections(recipe):
+        section, name = phase.section, titles.get(phase.name, phase.name)
+        prefix = "" if phase.short else f"{name} "
+        if isinstance(section, Reward):
+            row(f"{prefix}reward models", section.members)
+            if not section.fit.epochs:
+                row(f"max {name} pairs", section.limit)
+                row(f"{name} epochs", "0 (linear probe only)")
+                continue
+        if isinstance(section, Learn | Reward):
+            counted = "pairs" if isinstance(section, Reward) else counts.get(phase.name, "groups")
+            fit(section, name, counted, f"{name} epochs")
+        elif isinstance(section, Online):
+            count = section.rollout.get("responses_per_prompt")
+            row(f"{prefix}rounds", section.rounds)
+            row(f"{prefix}prompts per round", section.prompts_per_round)
+            row(f"{prefix}responses per prompt", count)
+            if count:
+                row(f"{prefix}responses per round", section.prompts_per_round * count)
+            row(f"{prefix}max tokens per response", section.rollout.get("max_tokens"))
+            counted = fit(section, name, "prompts", f"{prefix}epochs per round")
+            if counted == "prompts" and count:
+                row(f"max {name} responses per step", section.fit.batch * count)
+    row("cycles", recipe.cycles if recipe.cycle else None)
     if recipe.evaluate:
         row("held-out prompts", recipe.evaluate.prompts)
         row("responses per held-out prompt", recipe.evaluate.responses_per_prompt)

@@ -22,9 +22,11 @@ from ratchet.components.errors import RecipeError, StageError
 from ratchet.components.estimates.costs import Cost, Split, estimate
 from ratchet.components.estimates.rates import Rates, adapters, stated_rates
 from ratchet.components.estimates.shape import Shape, read_shape, shape_of
+from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.plan import source_digest
 from ratchet.components.recipes.profile import Hardware, Profile
 from ratchet.components.recipes.recipe import plain
+from ratchet.components.recipes.schema import Learn, Online, Reward
 from ratchet.components.storage.store import digest, read_manifest, write_atomic
 from ratchet.tasks.machine.provenance import machine, packages
 from ratchet.tasks.machine.system import gpus
@@ -116,12 +118,14 @@ def curated_splits(pipeline: Pipeline) -> dict[str, Split]:
 
 def typical_length(pipeline: Pipeline, splits: Mapping[str, Split]) -> float:
     """Typical length of a training text in tokens."""
-    recipe = pipeline.recipe
-    if recipe.online:
-        longest = recipe.online.rollout.get("max_tokens", 128)
-        return longest + (splits[recipe.online.data].tokens if recipe.online.data in splits else longest)
-    section = recipe.sft or recipe.offline or recipe.reward
-    assert section is not None
+    trained = [one.section for one in sections(pipeline.recipe) if hasattr(one.section, "fit")]
+    online = next((section for section in trained if isinstance(section, Online)), None)
+    if online:
+        longest = online.rollout.get("max_tokens", 128)
+        return longest + (splits[online.data].tokens if online.data in splits else longest)
+    section = next((section for section in trained if isinstance(section, Learn | Reward)), None)
+    if section is None:
+        raise RecipeError(f"{pipeline.recipe.name} trains nothing: there is no training text to measure")
     return (
         min(section.max_tokens, splits[section.data].tokens)
         if section.data in splits
@@ -172,7 +176,8 @@ def _likeness(does: str, options: Mapping[str, Any], parents: Sequence[str]) -> 
 
 def machine_rates(pipeline: Pipeline, model: Path, length: int) -> Rates:
     """This machine's throughput for the model and profile: cached in `calibration.json`, or measured now."""
-    recipe, online = pipeline.recipe, pipeline.recipe.online
+    recipe = pipeline.recipe
+    online = next((one.section for one in sections(recipe) if isinstance(one.section, Online)), None)
     profile = {k: v for k, v in plain(pipeline.profile).items() if k != "hardware"}
     ask: dict[str, Any] = {
         "model": str(model),

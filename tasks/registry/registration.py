@@ -8,7 +8,6 @@ import json
 from typing import Any
 
 from ratchet.components.errors import ServiceError, redacted
-from ratchet.components.recipes.schema import Register
 from ratchet.components.stages.fetch import REGISTRY
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.process.locks import registry_lock
@@ -55,12 +54,12 @@ def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
                     if "/" not in name
                 }
                 parents = {
-                    p: registered_source(pipeline, p) or f"{model_of(recipe.register, p)}:{versions[p]}"
+                    p: registered_source(pipeline, p) or f"{model_of(pipeline, p)}:{versions[p]}"
                     for p in trained_from(pipeline, name)
                 }
                 versions[name] = register(
                     artifact.path,
-                    model_of(recipe.register, name),
+                    model_of(pipeline, name),
                     lineage=write_lineage(pipeline, name),
                     metrics={**own, **(report.get("metrics", {}) if name == final else {})},
                     parents=parents,
@@ -68,7 +67,7 @@ def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
                     external=name != final,
                     home=pipeline.store.home,
                 )
-            model = model_of(recipe.register, final)
+            model = model_of(pipeline, final)
             verdict = with_evidence(
                 model, versions[final], verdict, rule=recipe.register.champion, home=pipeline.store.home
             )
@@ -88,9 +87,11 @@ def checkpoints(pipeline: Pipeline) -> list[str]:
     ]
 
 
-def model_of(register: Register, name: str) -> str:
+def model_of(pipeline: Pipeline, name: str) -> str:
     """The registered model of a checkpoint."""
-    return f"{register.model}-reward" if name.startswith("reward") else register.model
+    register = pipeline.recipe.register
+    assert register is not None, "a recipe without it registers nothing"
+    return f"{register.model}-reward" if pipeline.stages[name].does == "reward" else register.model
 
 
 def trained_from(pipeline: Pipeline, name: str) -> list[str]:
@@ -115,7 +116,6 @@ def registered_source(pipeline: Pipeline, name: str) -> str:
 
 
 def final_stage(pipeline: Pipeline) -> str:
-    """The stage with the final weights: the last policy, or the reward model if there is none."""
+    """The stage with the final weights: the last policy that advanced, else the last checkpoint."""
     names = checkpoints(pipeline)
-    policies = [n for n in names if not n.startswith("reward")]
-    return (policies or names)[-1]
+    return ([name for name in names if pipeline.stages[name].policy] or names)[-1]

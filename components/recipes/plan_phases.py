@@ -1,0 +1,237 @@
+"""Stages of each kind of phase."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+
+from ratchet.components.recipes.phases import Phase, initial_phase, selectors
+from ratchet.components.recipes.planner import Planner, pick
+from ratchet.components.recipes.recipe import for_round, plain
+from ratchet.components.recipes.reward_models import certified
+from ratchet.components.recipes.schema import Demonstrate, Groups, Learn, Offline, Online, Preferences, Reward
+from ratchet.components.training.loop import optimised_rewards
+
+
+def plan_phase(planner: Planner, phase: Phase) -> None:
+    """Add the stages of a phase, and make its products known to later ones."""
+    section = phase.section
+    match section:
+        case Demonstrate() | Preferences():
+            _samples(planner, phase, section)
+        case Groups():
+            _groups(planner, phase, section)
+        case Reward():
+            _reward(planner, phase, section)
+        case Online():
+            _trained(planner, phase, _online(planner, phase, section))
+        case Learn():
+            _trained(planner, phase, _learn(planner, phase, section))
+
+
+def _trained(planner: Planner, phase: Phase, stage: str) -> None:
+    """A trained policy: a model that later phases name and, if the phase advances, the policy so far."""
+    planner.models[phase.known_as] = stage
+    planner.policies.add(phase.known_as)
+    if phase.advances:
+        planner.policy = stage
+        planner.stages[stage] = dataclasses.replace(planner.stages[stage], policy=True)
+    if phase == initial_phase(planner.recipe):
+        planner.initial = stage
+
+
+def _samples(planner: Planner, phase: Phase, section: Demonstrate | Preferences) -> None:
+    """Data sets from the model's own answers, validated as curated ones."""
+    recipe = planner.recipe
+    answered, name = (
+        ("demonstrated", "demonstrations") if phase.name == "demonstrate" else ("compared", "preferences")
+    )
+    held_out = recipe.reward and not (phase.name == "demonstrate" and recipe.preferences)
+    unread = [] if held_out or certified(recipe) else ["reward_validation"]
+    sets = {kind: plain(specs) for kind, specs in selectors(section).items() if specs}
+    options = {
+        **pick(section, "rollout", "annotate", "data", "validation", "max_failed"),
+        "sets": sets,
+        "unread": unread,
+    }
+    inputs = {"policy": planner.start(phase), "data": planner.curated}
+    inputs |= planner.named(section.annotate)
+    made = planner.add(answered, "demonstrate", "groups", options, inputs, phase=phase)
+    splits = {f"{kind}{end}": 1.0 for kind in sets for end in ("", "_validation")}
+    kept = {split: 1.0 for split in splits if split not in unread}
+    validated = planner.add(
+        name,
+        "validate",
+        "groups",
+        {"section": {**plain(recipe.data), "splits": kept}},
+        {"drafts": made},
+        heavy=False,
+        phase=phase,
+    )
+    for split in splits:
+        planner.data[split] = (validated, split)
+        planner.answers[split] = (answered, section.annotate)
+
+
+def _groups(planner: Planner, phase: Phase, section: Groups) -> None:
+    """Groups sampled or read, scored and selected."""
+    stage, file = planner.source(section.data)
+    held_out, other = planner.source(section.validation) if section.validation else (stage, None)
+    options = {
+        **pick(section, "rollout", "annotate", "max_failed"),
+        "data": file,
+        "validation": other,
+        "sets": {"groups": plain(section.select)},
+        "unread": [],
+        "round": phase.turn,
+    }
+    inputs = {"policy": planner.start(phase), "data": stage}
+    inputs |= {"validation_data": held_out} if held_out != stage else {}
+    inputs |= planner.named(section.annotate, initial=planner.initial, reference=inputs["policy"])
+    inputs |= planner.named([section.rollout] if section.rollout else (), slot="rollout")
+    made = planner.add(phase.name, "demonstrate", "groups", options, inputs, phase=phase)
+    for name in phase.makes:
+        planner.data[name] = (made, "groups" + name.removeprefix(phase.known_as))
+        if section.rollout:
+            planner.answers[name] = (made, section.annotate)
+
+
+def _learn(planner: Planner, phase: Phase, section: Learn) -> str:
+    """One stage; two if pieces score, select or prepare the groups first."""
+    start = planner.start(phase)
+    stage, file = planner.source(section.data)
+    options = {**pick(section, "max_tokens", "max_dropped", "limit"), "data": file, "where": phase.where}
+    pieces = (section.annotate, section.select, section.prepare)
+    if not (any(pieces) or isinstance(section, Offline)):
+        held_out, other = planner.source(section.validation) if section.validation else (stage, None)
+        inputs = {"policy": start, "data": stage}
+        inputs |= {"validation_data": held_out} if held_out != stage else {}
+        options |= {**pick(section, "fit", "limit_validation"), "validation": other}
+        return planner.add(phase.name, "sft", "weights", options, inputs, phase=phase)
+    options |= pick(section, "annotate", "select", "prepare", "max_failed")
+    named = planner.named(section.annotate, section.prepare, initial=planner.initial, reference=start)
+    groups = planner.add(
+        "pairs" if phase.short and phase.name == "offline" else f"{phase.name}_groups",
+        "prepare_offline",
+        "groups",
+        options,
+        {"policy": start, "data": stage, **named, **planner.named(section.select, slot="select")},
+        phase=phase,
+    )
+    inputs = {"policy": start, "groups": groups}
+    return planner.add(phase.name, "optimise", "weights", pick(section, "fit"), inputs, phase=phase)
+
+
+def _reward(planner: Planner, phase: Phase, section: Reward) -> None:
+    """One stage a member. Pairs of `preferences` come with those of `demonstrate`."""
+    stage, file = planner.source(section.data)
+    held_out, other = planner.source(section.validation)
+    inputs = {"policy": planner.start(phase), "data": stage}
+    inputs |= {"validation_data": held_out} if held_out != stage else {}
+    recipe = planner.recipe
+    if stage == "preferences" and recipe.demonstrate and recipe.demonstrate.reward:
+        inputs["demonstrations"] = "demonstrations"
+    options = {key: value for key, value in plain(section).items() if key not in ("of", "seed", "does")}
+    options |= {"data": file, "validation": other, "where": phase.where}
+    if answered := planner.answers.get(section.validation):
+        inputs["answers"], options["verified_by"] = answered[0], plain(answered[1])
+    for member, model in enumerate(phase.models):
+        name = f"{phase.name}_{member + 1}" if section.members > 1 else phase.name
+        more = {**options, "member": member}
+        planner.models[model] = planner.add(
+            name, "reward", "weights", more, inputs, phase=phase, certifies=model
+        )
+
+
+def _online(planner: Planner, phase: Phase, section: Online) -> str:
+    """The stage with the last weights."""
+    if section.cadence == "round":
+        return _rounds(planner, phase, section)
+    start = planner.start(phase)
+    stage, file = planner.source(section.data)
+    reference = planner.initial if phase.short else start
+    options = {
+        key: value for key, value in plain(section).items() if key not in ("of", "seed", "advance", "does")
+    }
+    inputs = {"policy": start, "reference": reference, "data": stage}
+    named = planner.named(section.annotate, section.prepare, initial=planner.initial, reference=reference)
+    inputs |= named | planner.named([section.rollout], slot="rollout", initial=planner.initial)
+    inputs |= planner.named(section.select, slot="select", initial=planner.initial)
+    name = "improve" if phase.short else phase.name
+    made = planner.add(name, "improve", "weights", {**options, "data": file}, inputs, phase=phase)
+    planner.rounds.append((made, ""))
+    return made
+
+
+def _rounds(planner: Planner, phase: Phase, whole: Online) -> str:
+    """Four stages a round; the last of them has the weights."""
+    prefix = "" if phase.short else f"{phase.name}_"
+    initial = policy = previous = planner.start(phase)
+    stage, file = planner.source(whole.data)
+    kept: list[str] = []  # selections that together contain each earlier round's choice once
+    scored: list[str] = []
+    for i in range(1, whole.rounds + 1):
+        online = for_round(whole, i, phase.where)
+        add = partial(planner.add, phase=phase, round=i)
+        current = initial if online.sample_from == "initial" else policy
+        models = {"policy": current, "initial": initial}
+        answers = add(
+            f"{prefix}rollout_{i}",
+            "rollout",
+            "groups",
+            {**pick(online, "rollout", "prompts", "prompts_per_round", "rounds"), "data": file, "round": i},
+            {"policy": current, "data": stage, **planner.named([online.rollout], slot="rollout", **models)},
+        )
+        gold = planner.gold if online.watch.gold is True else {}
+        marked = add(
+            f"{prefix}annotate_{i}",
+            "annotate",
+            "groups",
+            {
+                **pick(online, "annotate", "max_failed", "watch", "health"),
+                "round": i,
+                "optimised": optimised_rewards(online.annotate, online.select),
+            },
+            {
+                **{"groups": answers, **models, **gold},
+                **planner.named(
+                    online.annotate, _watched(online), reference=_reference(online, initial, current)
+                ),
+                **{f"scored_{j}": earlier for j, earlier in enumerate(scored, 1)},
+            },
+        )
+        reference = _reference(online, initial, current)
+        chosen = add(
+            f"{prefix}select_{i}",
+            "select",
+            "groups",
+            {**pick(online, "select", "prepare"), "round": i},
+            {
+                **{"groups": marked, "policy": current, "reference": reference},
+                **planner.named(online.prepare, initial=initial, reference=reference),
+                **planner.named(online.select, slot="select", initial=initial, reference=reference),
+                **({f"earlier_{j}": s for j, s in enumerate(kept, 1)} if online.keep_earlier else {}),
+            },
+        )
+        kept = [chosen] if online.keep_earlier else [*kept, chosen]
+        scored.append(marked)
+        update = add(
+            f"{prefix}optimise_{i}",
+            "optimise",
+            "weights",
+            {"fit": plain(online.fit), "round": i},
+            {"policy": policy, "groups": chosen, "annotated": marked, "previous": previous},
+        )
+        planner.rounds.append((update, marked))
+        previous, policy = policy, update
+    return policy
+
+
+def _reference(online: Online, initial: str, current: str) -> str:
+    return initial if online.reference == "initial" else current
+
+
+def _watched(online: Online) -> Sequence[dict]:
+    """The annotator in `watch.gold`, if any."""
+    return [] if isinstance(online.watch.gold, bool) else [dict(online.watch.gold)]

@@ -1,0 +1,55 @@
+"""Source code that a stage depends on, as a digest for its store key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ratchet.components.piece import ROOT, SLOTS, catalogue
+from ratchet.components.recipes.recipe import plain
+from ratchet.components.stages import STAGES
+from ratchet.components.storage.definitions import Sources
+
+STARTS = ("ratchet.components.stages.job", "run_job")  # entry point shared by all stages
+
+
+def source_digest(does: str, options: Mapping[str, Any], sources: Sources | None = None) -> str:
+    """Digest of the definitions that a stage reaches (see `storage/definitions.py`): from its function, the
+    job runner, and each piece in its options.
+    """
+    return (sources or our_sources()).digest(starts(does, options))
+
+
+def starts(does: str, options: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """Definitions where a stage's execution starts, as (module, name)."""
+    pieces = _pieces()
+    work = {
+        key: value for key, value in plain(options).items() if key != "resolved"
+    }  # the whole recipe, copied by `evaluate`
+    return {(STAGES[does], does), STARTS, *(pieces[name] for name in set(_named(work, pieces)))}
+
+
+def our_sources() -> Sources:
+    return Sources(ROOT.parent, _pieces())
+
+
+def _named(value: Any, pieces: Mapping[str, object], within: bool = False) -> Iterator[str]:
+    """Pieces named in options: in a spec (`name:` and options, which may name further pieces), or by full
+    name anywhere.
+    """
+    if isinstance(value, Mapping):
+        within = within or value.get("name") in pieces
+        if value.get("parser") == "auto":
+            yield from catalogue("parser")
+        for inner in value.values():
+            yield from _named(inner, pieces, within)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _named(inner, pieces, within)
+    elif isinstance(value, str) and value in pieces and (within or "." in value):
+        yield value
+
+
+def _pieces() -> dict[str, tuple[str, str]]:
+    """Module and function of each piece of every slot."""
+    return {name: (piece.module, piece.function) for slot in SLOTS for name, piece in catalogue(slot).items()}
