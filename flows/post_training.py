@@ -67,9 +67,8 @@ def post_training(
         watch_results(pipeline)
         registered = register_run(pipeline, tracking.run_id(wait_seconds=30))
         versions = {
-            stage: f"{model_of(register, stage)}:{number}"
+            stage: f"{model_of(pipeline, stage)}:{number}"
             for stage, number in registered.get("versions", {}).items()
-            if (register := pipeline.recipe.register) is not None
         }
         pipeline.run.record(
             postponed=registered.get("postponed"),

@@ -112,8 +112,8 @@ class _Known:
         self.layout = Layout.of(profile)
         rewards = [one for one in sections(recipe) if isinstance(one.section, Reward)]
         self.trained = [model for one in rewards for model in one.models]
-        depths = [getattr(one.section, "layers", None) for one in rewards]
-        self.reward_shape = shape.first(None if None in depths else max(depths, default=None))
+        depths: list[int | None] = [getattr(one.section, "layers", None) for one in rewards]
+        self.reward_shape = shape.first(max((n or shape.layers for n in depths), default=None))
         self.depth = self.reward_shape.layers / shape.layers
         self.saved = float(self.layout.weight * shape.parameters)
 
