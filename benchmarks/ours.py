@@ -23,7 +23,7 @@ from torch import Tensor
 
 from benchmarks.child import WARM_UP, Clock, main
 from ratchet.components.inference.torch import TorchEngine
-from ratchet.components.models import attention, forward, products
+from ratchet.components.models import attention, products, reading
 from ratchet.components.pieces.advantages.group_norm import group_norm
 from ratchet.components.pieces.scoring.logprobs import logprobs
 from ratchet.components.recipes.recipe import load_profile
@@ -239,7 +239,7 @@ def sample(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
 def switched_off(setting: str) -> Iterator[None]:
     """Context in which one optimisation is replaced by its plain equivalent."""
     kept, strict = (
-        (attention.SHARED, forward.chosen_logprobs, products.onednn_is_faster),
+        (attention.SHARED, reading.chosen_logprobs, products.onednn_is_faster),
         torch.are_deterministic_algorithms_enabled(),
     )
     torch.use_deterministic_algorithms(setting != "not_deterministic")
@@ -247,13 +247,13 @@ def switched_off(setting: str) -> Iterator[None]:
     if setting == "apart":
         attention.SHARED = 1 << 30
     if setting == "full_logits":
-        forward.chosen_logprobs = full_logprobs
+        reading.chosen_logprobs = full_logprobs
     if setting == "blas":
         products.onednn_is_faster = lambda: False
     try:
         yield
     finally:
-        attention.SHARED, forward.chosen_logprobs, products.onednn_is_faster = kept
+        attention.SHARED, reading.chosen_logprobs, products.onednn_is_faster = kept
         torch.use_deterministic_algorithms(strict)
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
 from ratchet.components.errors import RecipeError, nearest
+from ratchet.components.models.outputs import Shape
 from ratchet.components.recipes import ranges
 from ratchet.components.recipes.conform import conform, is_number, takes_null
 from ratchet.components.stages.progress import advance
@@ -49,6 +50,7 @@ def piece(
     reads: Iterable[str] = (),
     writes: Iterable[str] = (),
     outputs: Iterable[str] = (),
+    readers: Mapping[str, Shape] | None = None,
     models: Iterable[str] = (),
     unit: Unit = "row",
     paper: str = "",
@@ -61,6 +63,9 @@ def piece(
 
     - `reads`, `writes`: columns (`{option}` is filled in from the recipe).
     - `outputs`: outputs that the learner must compute.
+    - `readers`: further outputs -> their shape. Each is a function of the same file,
+      (`models.reading.Reading`, *, options) -> Tensor, over the shared forward pass; its options are those
+      of the piece that have their names.
     - `models`: models used, in addition to those named by the options `model` and `models`.
     - `unit`: what must not be split between micro-batches.
     - `gold`: a verifier that gives a prompt's own `answer` the reward 1.
@@ -137,6 +142,7 @@ class Description:
     reads: frozenset[str] = frozenset()
     writes: frozenset[str] = frozenset()
     outputs: frozenset[str] = frozenset()
+    readers: Mapping[str, Shape] = field(default_factory=dict)
     models: frozenset[str] = frozenset()
     unit: Unit = "row"
     paper: str = ""
@@ -213,6 +219,7 @@ def _read(slot: str, folder: str, path: Path) -> dict[str, Description]:
             reads=frozenset(declared.get("reads", ())),
             writes=frozenset(declared.get("writes", ())),
             outputs=frozenset(declared.get("outputs", ())),
+            readers=declared.get("readers", {}),
             unit=declared.get("unit", "row"),
             paper=declared.get("paper", ""),
             gold=declared.get("gold", False),

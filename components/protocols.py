@@ -15,6 +15,7 @@ from ratchet.components.types import (
     Group,
     Outputs,
     Prompt,
+    Read,
     Request,
     Sample,
     Terms,
@@ -89,7 +90,7 @@ class Learner(Memory, Protocol):
 
     steps: int  # optimizer updates so far, including those before a restart
 
-    def __call__(self, batch: Batch, outputs: frozenset[str]) -> Outputs: ...
+    def __call__(self, batch: Batch, outputs: frozenset[str | Read]) -> Outputs: ...
     def backward(self, loss: Tensor) -> None: ...
     def step(self) -> Mapping[str, float]: ...
     def save(self, path: Path) -> None: ...

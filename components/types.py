@@ -10,7 +10,7 @@ zero.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
@@ -167,17 +167,28 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class Read:
+    """A requested output that an objective's own file computes: `function(reading, **options)`, with the
+    shared forward pass (`ratchet.components.models.reading.Reading`). `options` are (name, value) pairs.
+    """
+
+    name: str
+    function: Callable[..., Tensor]
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Outputs:
     """Outputs of a forward pass. Only the requested ones exist; reading another is an `AttributeError`."""
 
-    by_name: Mapping[str, Tensor]
+    by_name: Mapping[Any, Tensor]  # by name, or by `Read`
 
     def __getattr__(self, name: str) -> Tensor:
         try:
             return self.by_name[name]
         except KeyError:
             raise AttributeError(
-                f"output {name!r} was not requested; available: {sorted(self.by_name)}"
+                f"output {name!r} was not requested; available: {sorted(map(str, self.by_name))}"
             ) from None
 
 

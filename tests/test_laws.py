@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ratchet.components.errors import RecipeError
+from ratchet.components.models.outputs import SHAPES
 from ratchet.components.piece import build, catalogue, describe
 from ratchet.components.training.objectives import parts
 from ratchet.components.training.reduce import LEGAL, Counts, count, legal, reduce
@@ -24,14 +25,17 @@ LENGTHS = [(5, 2), (9, 4), (3, 3), (7, 1), (8, 5), (4, 2), (6, 3), (9, 9)]  # of
 
 class Bigram(torch.nn.Module):
     """A bigram language model: logits of the next token given the last one; value and score from embeddings.
-    Output t belongs to token t.
+    Output t belongs to token t. Further outputs
+    of `piece` are made up from their declared shapes.
     """
 
-    def __init__(self):
+    def __init__(self, piece=None):
         super().__init__()
         torch.manual_seed(0)
         self.table = torch.nn.Parameter(torch.randn(V, V, dtype=torch.float64))
         self.head = torch.nn.Parameter(torch.randn(V, dtype=torch.float64))
+        self.shapes = SHAPES | (dict(describe("objective", piece).readers) if piece else {})
+        self.vectors = torch.nn.Parameter(torch.randn(V, 3, dtype=torch.float64))
 
     def forward(self, batch):
         shape = batch.mask.shape
@@ -41,12 +45,18 @@ class Bigram(torch.nn.Module):
         before = tokens.roll(1, 1)
         before[:, 0] = 0  # nothing comes before the first step
         logp = self.table[before].log_softmax(-1)
+        chosen = logp.gather(-1, tokens[..., None])[..., 0]
+        of_shape = {
+            "step": chosen + self.head[before].clamp(max=0),  # negative, as a log-prob is
+            "row": (self.head[tokens] * batch.mask).sum(-1),
+            "vector": (self.vectors[tokens] * batch.mask[..., None]).sum(1),
+        }
         return Outputs(
-            {
-                "logprobs": logp.gather(-1, tokens[..., None])[..., 0],
+            {name: of_shape[shape] for name, shape in self.shapes.items()}
+            | {
+                "logprobs": chosen,
                 "entropy": -(logp.exp() * logp).sum(-1),
                 "values": self.head[before],
-                "scores": (self.head[tokens] * batch.mask).sum(-1),
             }
         )
 
@@ -89,7 +99,7 @@ def make_batch(rows, seed=0, garbage=0.0, read=frozenset()):
 
 def step(piece, reduction, cuts, **keys):
     """Loss and gradient of one step whose rows are split into `cuts` micro-batches."""
-    model = Bigram()
+    model = Bigram(piece)
     (part,) = parts([{"name": piece, "weight": 1.0, "reduce": reduction, "label": piece, **keys}])
     batches = [make_batch(rows, read=describe("objective", piece).named("reads", {})) for rows in cuts]
     totals = sum((count(part.restricted(b), part.unit) for b in batches), Counts(part.unit))
@@ -135,11 +145,12 @@ def test_masked_tokens_do_not_affect_the_loss(piece, garbage):
     for fill in (0.0, garbage):
         batch, model = (
             make_batch(list(range(8)), garbage=fill, read=describe("objective", piece).named("reads", {})),
-            Bigram(),
+            Bigram(piece),
         )
         out = model(batch)
         outputs = {
-            k: v if k == "scores" else torch.where(batch.mask, v, fill) for k, v in out.by_name.items()
+            name: torch.where(batch.mask, v, fill) if model.shapes[name] == "step" else v
+            for name, v in out.by_name.items()
         }
         loss = reduce(reduction, objective(Outputs(outputs), batch).loss, batch, count(batch, unit))
         loss.backward()

@@ -17,7 +17,8 @@ from ratchet.components.errors import ContractError
 from ratchet.components.inference.sampling import sample, unrounded
 from ratchet.components.models.attention import Cache, DecodePlan, PrefillPlan
 from ratchet.components.models.device import inference_dtype, to_device
-from ratchet.components.models.forward import backbone, hidden_states, model_outputs, output_head
+from ratchet.components.models.forward import model_outputs
+from ratchet.components.models.layers import backbone, hidden_states, output_head
 from ratchet.components.models.load import load_model, load_tokenizer
 from ratchet.components.models.products import mixed_precision, packed, product
 from ratchet.components.models.reward import is_published

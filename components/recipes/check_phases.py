@@ -234,7 +234,7 @@ def _check_reward(reward: Reward, where: str, flow: Flow, source: Phase | None) 
         f"{where}.fit",
         role="reward_model",
         untrained=probed,
-        gives=("scores",),
+        gives=OUTPUTS["reward"],
     )
     if not probed or reward.fit.epochs:
         return

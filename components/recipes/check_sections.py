@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.evaluation.health import RULES
+from ratchet.components.models.outputs import OUTPUTS
 from ratchet.components.piece import catalogue, describe
 from ratchet.components.recipes.conform import known_keys
 from ratchet.components.recipes.schema import Fit, Learn, Online, Spec
@@ -76,7 +77,7 @@ def check_section(section: Learn | Online, models: set[str], where: str, flow: F
             f"{where}.reference: got {section.reference!r} with `cadence: {section.cadence}`; expected "
             "`initial`, or " + ("a reference update such as {name: ema}" if steps else "`previous`")
         )
-    gives = {"logprobs", "entropy"}
+    gives = OUTPUTS["policy"]
     if isinstance(section, Online):
         _check_watched(section, where)
         _check_sampling(section, where)
@@ -85,7 +86,7 @@ def check_section(section: Learn | Online, models: set[str], where: str, flow: F
                 f"{where}.value_head: got true with `cadence: round`; only `cadence: step` trains a value "
                 "head"
             )
-        gives |= {"values"} if section.value_head else set()
+        gives = OUTPUTS["policy_with_value"] if section.value_head else gives
     check_fit(section.fit, flow, f"{where}.fit", gives=gives)
 
 
@@ -202,7 +203,7 @@ def check_fit(
     *,
     role: str = "policy",
     untrained: bool = False,
-    gives: Collection[str] = ("logprobs", "entropy"),
+    gives: Collection[str] = OUTPUTS["policy"],
 ) -> None:
     known_keys(fit.updates, [role], f"{where}.updates")
     if fit.epochs < (0 if untrained else 1):
@@ -234,6 +235,11 @@ def check_fit(
                     f"{at}: {spec['name']!r} needs {', '.join(missing)}, but the "
                     f"{role.removesuffix('_model')} model outputs {', '.join(sorted(gives))}{hint}"
                 )
+            if description.readers and "logprobs" not in gives:
+                raise RecipeError(
+                    f"{at}: {spec['name']!r} reads {', '.join(sorted(description.readers))} from a language "
+                    f"model, but this trains a {role.removesuffix('_model')} model"
+                )
             if "weight_column" in spec:
                 _check_reads(
                     frozenset({spec["weight_column"]}), flow.columns, f"{spec['name']}.weight_column", at
@@ -264,7 +270,7 @@ def check_fit(
                 )
             if (
                 flow.pairs
-                and "logprobs" in description.outputs
+                and ("logprobs" in description.outputs or description.readers)
                 and description.unit != "pair"
                 and not description.reads
             ):

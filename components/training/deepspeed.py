@@ -19,14 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from ratchet.components.errors import ContractError, RecipeError, TrainingError
-from ratchet.components.models.forward import model_outputs, output_head
+from ratchet.components.models.forward import model_outputs
+from ratchet.components.models.layers import output_head
 from ratchet.components.models.load import load_model, load_tokenizer, save_model
 from ratchet.components.models.lora import FOLDER, save_adapter
 from ratchet.components.models.products import has_bfloat16
 from ratchet.components.models.value import PolicyWithValue
 from ratchet.components.training import ranks
 from ratchet.components.training.torch import Schedule, rate
-from ratchet.components.types import Batch, Outputs
+from ratchet.components.types import Batch, Outputs, Read
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 BFLOAT16 = {
@@ -175,7 +176,7 @@ class DeepSpeedLearner:
         if self.stage in (1, 2):
             zero._lazy_init_hp_params_optimizer_state()
 
-    def __call__(self, batch: Batch, outputs: frozenset[str]) -> Outputs:
+    def __call__(self, batch: Batch, outputs: frozenset[str | Read]) -> Outputs:
         """Forward pass; see `ratchet.components.models.forward.model_outputs`. Outputs are float32 on the
         CPU.
         """
@@ -347,7 +348,7 @@ class Rows(nn.Module):
             for parameter in head.parameters():
                 zero.register_external_parameter(self, parameter)
 
-    def forward(self, batch: Batch, outputs: frozenset[str]) -> dict[str, Tensor]:
+    def forward(self, batch: Batch, outputs: frozenset[str | Read]) -> dict[str | Read, Tensor]:
         return dict(model_outputs(self.model, self.kind, batch, outputs).by_name)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ratchet.components.piece import Unit, build, describe
-from ratchet.components.types import Batch, Terms
+from ratchet.components.types import Batch, Outputs, Read, Terms
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,8 +36,30 @@ class Part:
     weight_column: str | None = None
     where: str | None = None
     means: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
+    readers: tuple[Read, ...] = ()
 
-    def __call__(self, out: Any, batch: Batch) -> Terms:
+    @property
+    def requests(self) -> frozenset[str | Read]:
+        """Outputs to request from the learner now: readers have the values that schedules have now."""
+        return self.outputs | {*self._reads()}
+
+    def _reads(self) -> list[Read]:
+        return [
+            replace(
+                read,
+                options=tuple(
+                    (name, self.schedules[name].value() if name in self.schedules else value)
+                    for name, value in read.options
+                ),
+            )
+            for read in self.readers
+        ]
+
+    def __call__(self, out: Outputs, batch: Batch) -> Terms:
+        """The terms of a batch, from the outputs in `requests`."""
+        if self.readers:
+            own = {name: out.by_name[name] for name in self.outputs}
+            out = Outputs({**own, **{read.name: out.by_name[read] for read in self._reads()}})
         terms = self.objective(
             out, batch, **{name: schedule.value() for name, schedule in self.schedules.items()}
         )
@@ -73,7 +96,8 @@ def parts(specs: Sequence[Mapping[str, Any]]) -> list[Part]:
             if k not in OWN and isinstance(v, Mapping) and "name" in v
         }
         fixed = {k: v for k, v in spec.items() if k not in schedules and k not in OWN}
-        weight = spec["weight"]
+        weight, module = spec["weight"], importlib.import_module(description.module)
+        known = {name: option.default for name, option in description.options.items()} | fixed
         built.append(
             Part(
                 label=spec["label"],
@@ -85,13 +109,21 @@ def parts(specs: Sequence[Mapping[str, Any]]) -> list[Part]:
                 schedules=schedules,
                 weight_column=spec.get("weight_column"),
                 where=spec.get("where"),
-                means={
-                    name: getattr(importlib.import_module(description.module), name)
-                    for name in sorted(description.means)
-                },
+                means={name: getattr(module, name) for name in sorted(description.means)},
+                readers=tuple(
+                    Read(name, function, tuple((option, known[option]) for option in _own_options(function)))
+                    for name in sorted(description.readers)
+                    for function in [getattr(module, name)]
+                ),
             )
         )
     return built
+
+
+def _own_options(function: Callable[..., Any]) -> list[str]:
+    """Names of the keyword-only arguments of a reader."""
+    given = inspect.signature(function).parameters.values()
+    return [one.name for one in given if one.kind is one.KEYWORD_ONLY]
 
 
 class Meter:

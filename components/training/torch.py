@@ -17,7 +17,7 @@ from ratchet.components.models.forward import model_outputs
 from ratchet.components.models.load import load_model, load_tokenizer, save_model
 from ratchet.components.models.lora import FOLDER, save_adapter
 from ratchet.components.models.value import PolicyWithValue
-from ratchet.components.types import Batch, Outputs
+from ratchet.components.types import Batch, Outputs, Read
 
 Schedule = Literal["constant", "linear", "cosine"]
 
@@ -111,7 +111,7 @@ class TorchLearner:
             "total": total_steps,
         }
 
-    def __call__(self, batch: Batch, outputs: frozenset[str]) -> Outputs:
+    def __call__(self, batch: Batch, outputs: frozenset[str | Read]) -> Outputs:
         """Forward pass; see `ratchet.components.models.forward.model_outputs`. Outputs are on the CPU, with a
         graph if gradients are enabled.
         """

@@ -78,7 +78,7 @@ def measure(
             f"no trainable tokens: the loss mask is empty in all {len(groups)} groups "
             f"(first prompt: {groups[0].prompt.id!r}); check the chat template and the data's roles"
         )
-    outputs = frozenset().union(*(part.outputs for part in update))
+    outputs = frozenset().union(*(part.requests for part in update))
     value = 0.0
     for number, batch in enumerate(batches):
         batch = replace(

@@ -10,6 +10,7 @@ import torch
 import yaml
 
 from ratchet.components.inference.sampling import sample
+from ratchet.components.models.outputs import SHAPES
 from ratchet.components.piece import build, catalogue, describe
 from ratchet.components.pieces.advantages.gae import recursion
 from ratchet.components.training.objectives import parts
@@ -27,15 +28,16 @@ def padded(rows, dtype, width=None):
 
 
 def batch_of(case, dtype):
-    steps = next((case[k] for k in ("logprobs", "values", "entropy") if k in case), None)
+    shapes = SHAPES | (dict(describe("objective", case["piece"]).readers) if "piece" in case else {})
+    steps = next((case[k] for k, shape in shapes.items() if shape == "step" and k in case), None)
     mask = case.get("mask") or ([[True] * len(r) for r in steps] if steps else [[True]] * len(case["scores"]))
     columns = {
         k: padded(v, dtype) if isinstance(v[0], list) else torch.tensor(v, dtype=dtype)
         for k, v in case.get("columns", {}).items()
     }
     outputs = {
-        k: torch.tensor(case[k], dtype=dtype) if k == "scores" else padded(case[k], dtype)
-        for k in ("logprobs", "values", "entropy", "scores")
+        k: padded(case[k], dtype) if shape == "step" else torch.tensor(case[k], dtype=dtype)
+        for k, shape in shapes.items()
         if k in case
     }
     rows = torch.arange(len(mask))

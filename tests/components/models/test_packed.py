@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from ratchet.components.errors import ContractError
-from ratchet.components.models import forward
+from ratchet.components.models import reading
 from ratchet.components.models.attention import Cache, DecodePlan, PackedPlan, register
 from ratchet.components.models.forward import model_outputs
 from ratchet.components.models.logprobs import chosen_logprobs
@@ -135,7 +135,7 @@ def test_prefixes_at_three_depths_change_neither_logprobs_nor_gradients() -> Non
 def test_output_layer_runs_once_for_equal_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     read, model_ = [], model("llama", "ratchet")
     monkeypatch.setattr(
-        forward,
+        reading,
         "chosen_logprobs",
         lambda hidden, *a, **k: read.append(len(hidden)) or chosen_logprobs(hidden, *a, **k),
     )
