@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
 
@@ -28,6 +29,30 @@ def engine_of(profile: Mapping[str, Any], path: Path, kind: Kind = "policy") -> 
     if profile["engine"] == "torch" or kind == "reward":
         return _torch(profile, path, kind)
     return SplitEngine(profile, path, kind)
+
+
+def live_engine(
+    profile: Mapping[str, Any], learner: Any, folder: Path, kind: Kind
+) -> tuple[Any, Callable[[], None]]:
+    """An engine with a learner's weights, and a function that follows them after an update. The built-in
+    engine shares the weights of a learner in this process, in float32; others reload a model directory in
+    `folder`.
+    """
+    from ratchet.components.inference.torch import TorchEngine
+    from ratchet.components.models.device import inference_dtype
+
+    exact = str(inference_dtype(profile["precision"])) == "torch.float32"
+    if profile["engine"] == "torch" and exact and hasattr(learner, "merged"):
+        engine = TorchEngine.following(learner, rows=profile["max_num_seqs"])
+        return engine, functools.partial(engine.follow, learner)
+    learner.save(folder)
+    other = engine_of(profile, folder, kind)
+
+    def reload() -> None:
+        learner.save(folder)
+        other.load(folder)
+
+    return other, reload
 
 
 def ready(profile: Mapping[str, Any]) -> None:

@@ -76,15 +76,35 @@ class TorchEngine:
         path = Path(path)
         self.model: Any = None  # free the old weights first: a GPU need not hold both
         self.model = to_device(load_model(path, self.kind, dtype=self.dtype)).requires_grad_(False)
-        self.tokenizer = load_tokenizer(path)
+        self._read_by(load_tokenizer(path))
+        self.render = encode_whole if self.kind == "reward" and is_published(path) else encode
+        self.weights = weights_digest(path)
+
+    @classmethod
+    def following(cls, learner: Any, *, rows: int = 64) -> TorchEngine:
+        """An engine with the weights of a learner in memory, in float32; `follow` after each update."""
+        engine = cls.__new__(cls)
+        engine.rows, engine.kind, engine.dtype, engine.render = rows, learner.kind, torch.float32, encode
+        engine.follow(learner)
+        return engine
+
+    def follow(self, learner: Any) -> None:
+        """Use the learner's weights as they are now, as if they were saved and loaded: its own module, or a
+        copy with the adapter merged.
+        """
+        self.model = learner.merged()
+        self._read_by(learner.tokenizer)
+        self.weights = tensors_digest(self.model)
+
+    def _read_by(self, tokenizer: Any) -> None:
+        """`ContractError` if the tokenizer cannot be used with the model."""
+        self.tokenizer = tokenizer
         self.contract = contract(
-            self.tokenizer,
+            tokenizer,
             self.model.config,
             str(self.dtype).removeprefix("torch."),
             generates=self.kind != "reward",
         )
-        self.render = encode_whole if self.kind == "reward" and is_published(path) else encode
-        self.weights = weights_digest(path)
 
     def encode(self, group: Group) -> Group:
         """Add `inputs["tokens"]` and `mask` to trajectories without tokens."""
@@ -162,6 +182,15 @@ def weights_digest(path: Path) -> str:
         digest.update(file.name.encode())
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+def tensors_digest(model: torch.nn.Module) -> str:
+    """SHA-256 over the names and contents of a model's weights."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
     return digest.hexdigest()
 
 

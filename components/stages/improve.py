@@ -13,7 +13,7 @@ from typing import Any, final
 from ratchet.components.data.groups import read_groups, write_groups
 from ratchet.components.errors import DataError
 from ratchet.components.inference.agreement import fresh
-from ratchet.components.inference.choose import engine_of
+from ratchet.components.inference.choose import engine_of, live_engine
 from ratchet.components.inference.torch import weights_digest
 from ratchet.components.models.lora import AdapterDisabledReference
 from ratchet.components.piece import build
@@ -85,9 +85,7 @@ def improve(job: Job) -> dict[str, Any]:
         state = load_checkpoint(checkpoint, learners, stateful)
     log = Log(job.work.metrics, after=state["step"])
     models = context_of(job).models
-    current = job.work.progress / "current"
-    learner.save(current)
-    engine = engine_of(profile, current, kind)
+    engine, follow = live_engine(profile, learner, job.work.progress / "current", kind)
     live: dict[str, Any] = {"policy": engine, **({"reference": reference.engine} if reference else {})}
     if (
         reference is None
@@ -152,8 +150,7 @@ def improve(job: Job) -> dict[str, Any]:
                     )
                     state["updates"] += 1
         if chosen or held:
-            learner.save(current)
-            engine.load(current)
+            follow()
             if reference:
                 reference.follow(engine)
         state["step"] = number

@@ -79,9 +79,9 @@ class TorchLearner:
             tied
         ):  # a sparse gradient adds a batch's rows to the head's gradient, without a second V x H buffer
             language.get_input_embeddings().sparse = True
+        self.checkpointing = gradient_checkpointing
         if gradient_checkpointing:
             language.gradient_checkpointing_enable({"use_reentrant": False})
-            self.model.train()  # transformers checkpoints only in training mode; all dropout is 0
         # peft adapts the model in place, so `model` stays the forward entry; `trained` is merged on export.
         self.trained = to_device(adapter(self.model) if adapter else self.model)
         self.parameters = {n: p for n, p in self.trained.named_parameters() if p.requires_grad}
@@ -115,12 +115,11 @@ class TorchLearner:
         """Forward pass; see `ratchet.components.models.forward.model_outputs`. Outputs are on the CPU, with a
         graph if gradients are enabled.
         """
-        return Outputs(
-            {
-                name: values.cpu()
-                for name, values in model_outputs(self.model, self.kind, batch, outputs).by_name.items()
-            }
-        )
+        # transformers checkpoints in training mode only; all dropout is 0. An engine may share the model.
+        self.model.train(self.checkpointing and torch.is_grad_enabled())
+        found = model_outputs(self.model, self.kind, batch, outputs).by_name
+        self.model.eval()
+        return Outputs({name: values.cpu() for name, values in found.items()})
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient of `loss`. No-op for a loss without a graph (all rows masked)."""
@@ -201,8 +200,12 @@ class TorchLearner:
         """Save a Hugging Face model directory with tokenizer. An adapter is saved in a subfolder and merged
         into a copy; training can continue.
         """
-        model: nn.Module = self.model
         if hasattr(self.trained, "merge_and_unload"):
             save_adapter(self.trained, Path(path) / FOLDER)
-            model = copy.deepcopy(self.trained).merge_and_unload()  # pyright: ignore[reportCallIssue]
-        save_model(model, self.tokenizer, Path(path))
+        save_model(self.merged(), self.tokenizer, Path(path))
+
+    def merged(self) -> nn.Module:
+        """The model that `save` writes: the trained module itself, or a copy with the adapter merged."""
+        if hasattr(self.trained, "merge_and_unload"):
+            return copy.deepcopy(self.trained).merge_and_unload()  # pyright: ignore[reportCallIssue]
+        return self.model

@@ -10,7 +10,9 @@ import pytest
 
 from ratchet.components.data.groups import read_groups
 from ratchet.components.errors import DataError, TrainingError
+from ratchet.components.inference import choose
 from ratchet.components.inference.torch import TorchEngine
+from ratchet.components.stages import improve as stage
 from ratchet.components.stages.run import as_request, execute
 from ratchet.components.storage.checkpoints import latest
 from ratchet.components.storage.state import load_state, save_state
@@ -66,6 +68,40 @@ def test_stateful_pieces_resume_bit_for_bit(tiny_home: Path, tmp_path: Path) -> 
     (killed / "product").mkdir()
     shutil.copy(tmp_path / "whole" / "product" / "metrics.jsonl", killed / "product")
     assert improve(pipeline, killed) == (weights, steps)
+
+
+LORA = (
+    "online.fit.adapter={name: lora, rank: 4}",
+    "online.reference=initial",
+    "online.prompts={name: uniform}",
+    "online.select=[]",
+)
+VALUES = (
+    "online.value_head=true",
+    "online.annotate=[{name: rewards.exact_answer}, {name: scoring.values}, "
+    "{name: advantages.gae, reward: reward.exact_answer}]",
+    "online.fit.updates.policy=[{name: clip, old: sampled}, {name: value}, {name: kl}]",
+)
+
+
+@pytest.mark.parametrize("changes", [(), LORA, VALUES], ids=["full", "lora", "values"])
+def test_an_engine_that_shares_the_weights_equals_one_that_reloads_them(
+    changes: tuple[str, ...], tiny_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline, loaded = prepared(tiny_home, "online.rounds=3", "online.fit.epochs=2", *changes), []
+    shared = improve(pipeline, tmp_path / "shared")
+    assert not (tmp_path / "shared" / "progress" / "current").exists()
+    load = TorchEngine.load
+    monkeypatch.setattr(TorchEngine, "load", lambda self, path: loaded.append(path.name) or load(self, path))
+
+    def saved_and_loaded(profile, learner, folder, kind):
+        learner.save(folder)
+        engine = choose.engine_of(profile, folder, kind)
+        return engine, lambda: (learner.save(folder), engine.load(folder))
+
+    monkeypatch.setattr(stage, "live_engine", saved_and_loaded)
+    assert improve(pipeline, tmp_path / "saved") == shared
+    assert loaded.count("current") == 4, "once before the first step, and after each"
 
 
 def test_the_reference_update_every_round_keeps_the_reference_at_the_policy(
