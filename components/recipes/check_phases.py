@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ratchet.components.errors import RecipeError, nearest
+from ratchet.components.models.outputs import OUTPUTS
 from ratchet.components.recipes.check_sections import Flow, check_fit, check_piece, check_section, sampled
 from ratchet.components.recipes.phases import SECTIONS, Phase, sections
 from ratchet.components.recipes.schema import (
