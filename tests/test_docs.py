@@ -71,7 +71,9 @@ def test_piece_and_method_pages_name_every_piece_and_recipe(generate: ModuleType
 
     pieces, methods, readme = generate.piece_reference(), generate.recipe_table(), README.read_text()
     assert not [name for slot in SLOTS for name in catalogue(slot) if f"### {name}\n" not in pieces]
-    assert not [name for name in names() if f"`{name}`" not in methods or f"`{name}`" not in readme]
+    assert not [name for name in names() if f"`{name}`" not in methods]
+    top = {path.stem for path in (ROOT / "flows" / "recipes").glob("*.yaml")}  # those in folders are counted
+    assert not [name for name in top if f"`{name}`" not in readme]
 
 
 def test_every_page_is_in_the_navigation() -> None:
