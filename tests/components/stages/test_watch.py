@@ -4,6 +4,7 @@ steps.
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Mapping
@@ -100,10 +101,14 @@ def test_stale_sampler_weights_stop_the_steps(
     tiny_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = prepared("rlvr_grpo", tiny_home, "improve", *STEPS)
-    load = TorchEngine.load
-    monkeypatch.setattr(
-        TorchEngine, "load", lambda self, path: None if hasattr(self, "model") else load(self, path)
-    )
+    follow = TorchEngine.follow
+
+    def once(self: TorchEngine, learner: Any) -> None:
+        if not hasattr(self, "model"):
+            follow(self, learner)
+            self.model = copy.deepcopy(self.model)
+
+    monkeypatch.setattr(TorchEngine, "follow", once)
     with pytest.raises(ContractError, match=r"nats.*0\.001"):
         work(pipeline, "improve", tmp_path)
     steps = (tmp_path / "product" / "metrics.jsonl").read_text().splitlines()

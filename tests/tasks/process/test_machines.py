@@ -77,6 +77,7 @@ def request(home: Path, inputs: dict[str, Artifact], epochs: int = 3, **profile:
         "sft",
         {
             **plain(recipe.sft),
+            "where": "sft",
             "seed": 0,
             "profile": plain(dataclasses.replace(sizes, launch="child", **profile)),
         },

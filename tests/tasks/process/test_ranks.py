@@ -71,6 +71,7 @@ def request(work: Path, inputs: dict[str, Artifact], data: str = "sft", **profil
         "sft",
         {
             **plain(recipe.sft),
+            "where": "sft",
             "seed": 0,
             "profile": plain(dataclasses.replace(sizes, launch="child", **profile)),
         },
