@@ -22,19 +22,19 @@ def directions(
     *,
     lowest: Finite = -45.0,
     highest: Finite = 45.0,
-    told: Bool = True,
+    own: Bool = True,
     seed: Natural = 0,
 ) -> FilterResult:
     """Give every record a direction v = (cos a, sin a) in `meta["direction"]`, with the angle a uniform
     between `lowest` and `highest` degrees by a hash of seed and id, and a system message with its two weights
-    as integers, round(100 v) (DPA). `told` false names the mean direction in every prompt: the control.
+    as integers, round(100 v) (DPA). `own` false names the mean direction in every prompt: the control.
     """
     kept = []
     for record in records:
         share = int.from_bytes(hashlib.sha256(f"{seed}/{record.id}".encode()).digest()[:8]) / 2**64
         angle = math.radians(lowest + share * (highest - lowest))
         vector = [math.cos(angle), math.sin(angle)]
-        first, second = vector if told else (1.0, 0.0)
+        first, second = vector if own else (1.0, 0.0)
         text = WORDING.format(first=round(100 * first), second=round(100 * second))
         system: Message = {"role": "system", "content": text}
         kept.append(

@@ -217,7 +217,7 @@ def test_directions_are_unit_vectors_named_in_the_prompt():
     first = kept[0]
     assert first.messages[0]["role"] == "system" and first.opening == 2
     assert f"{round(100 * angles[0][1])} x second" in first.messages[0]["content"]
-    silent = directions(records, words, told=False).kept
+    silent = directions(records, words, own=False).kept
     assert [r.meta["direction"] for r in silent] == angles
     assert {r.messages[0]["content"] for r in silent} == {"Maximise 100 x first + 0 x second."}
 
