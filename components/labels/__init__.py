@@ -1,0 +1,1 @@
+"""Preference labels by people: records, the queue of comparisons."""
