@@ -1,7 +1,7 @@
 """Records of human preference labels: comparisons to judge (`Item`) and judgements (`Label`).
 
-Both are stored as JSON Lines, one object a line: `items.jsonl` and `labels.jsonl` of a queue folder. Files are
-only appended to; a label that its annotator undid stays in the file and is followed by a `Retraction`.
+Both are stored as JSON Lines, one object a line: `items.jsonl` and `labels.jsonl` of a queue folder. Files
+are only appended to; a label that its annotator undid stays in the file, followed by a `Retraction`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ ITEMS, LABELS = "items.jsonl", "labels.jsonl"
 class Item:
     """One comparison: a prompt and two or more answers to it.
 
-    `planted`: index of the answer that is known to be better, None for an ordinary item. `repeat_of`: id of the
-    item whose comparison this one shows again to the same annotator. `round` and `policy`: the online round
-    and the digest of the weights that wrote the answers. `prompt_id`, `source` and `answer` are those of the
-    prompt (`ratchet.components.types.Prompt`).
+    `planted`: index of the answer that is known to be better, None for an ordinary item. `repeat_of`: id of
+    the item whose comparison this one shows again to the same annotator. `round` and `policy`: the online
+    round and the digest of the weights that wrote the answers. `prompt_id`, `source` and `answer` are those
+    of the prompt (`ratchet.components.types.Prompt`).
 
     Raises `DataError` for fewer than two answers, a message without role and content, or a `planted` index
     that is no answer.
@@ -65,8 +65,8 @@ class Item:
 class Label:
     """One annotator's judgement of an item.
 
-    `choice`: index in `Item.answers` of the best answer, None unless `verdict` is "choice". `order`: indices of
-    the answers as they were shown, from left to right. `seconds`: from showing the item to the judgement.
+    `choice`: index in `Item.answers` of the best answer, None unless `verdict` is "choice". `order`: indices
+    of the answers as they were shown, from left to right. `seconds`: from showing the item to the judgement.
     `aspects`: rating by name. `time`: ISO 8601 in UTC. `annotator` is a pseudonym.
 
     Raises `DataError` for an unknown verdict, a choice that is not among `order`, or a `choice` without the

@@ -65,10 +65,10 @@ def test_an_invalid_item_is_refused(change: dict) -> None:
 def test_an_invalid_line_is_named(tmp_path: Path) -> None:
     file = tmp_path / "items.jsonl"
     append_durably(file, [ITEM, ITEM])
-    with pytest.raises(DataError, match="line 2.*twice"):
+    with pytest.raises(DataError, match=r"line 2.*twice"):
         read_items(file)
     file.write_text('{"id": "x"}\n')
-    with pytest.raises(DataError, match="line 1.*prompt"):
+    with pytest.raises(DataError, match=r"line 1.*prompt"):
         read_items(file)
 
 
