@@ -143,7 +143,8 @@ def read_labels(path: Path) -> list[Label]:
 def read_history(path: Path) -> list[Label | Retraction]:
     """Every line of a label file, in order. `DataError` for an invalid one."""
     return [
-        _located(Retraction if "retracts" in row else Label, row, where) for where, row in _rows(Path(path))
+        _located(Retraction, row, where) if "retracts" in row else _located(Label, row, where)
+        for where, row in _rows(Path(path))
     ]
 
 
