@@ -244,10 +244,10 @@ def check_fit(
                 _check_reads(
                     frozenset({spec["weight_column"]}), flow.columns, f"{spec['name']}.weight_column", at
                 )
-                if description.unit not in ("step", "row"):
+                if description.unit == "group":
                     raise RecipeError(
-                        f"{at}: {spec['name']!r} has one term per {description.unit}, but `weight_column` "
-                        "weights steps or rows"
+                        f"{at}: {spec['name']!r} has one term per group, but `weight_column` weights steps, "
+                        "rows or pairs"
                     )
             if "where" in spec:
                 _check_reads(frozenset({spec["where"]}), flow.columns, f"{spec['name']}.where", at)

@@ -63,11 +63,10 @@ class Part:
         terms = self.objective(
             out, batch, **{name: schedule.value() for name, schedule in self.schedules.items()}
         )
-        return (
-            terms
-            if self.weight_column is None
-            else terms.weighted(self.weight_column, batch[self.weight_column])
-        )
+        if self.weight_column is None:
+            return terms
+        column = batch[self.weight_column]  # a pair's weight is that of its chosen row
+        return terms.weighted(self.weight_column, batch.pair(column)[0] if self.unit == "pair" else column)
 
     def restricted(self, batch: Batch) -> Batch:
         """The batch with the loss mask of this objective: that of the batch, and `where` positive. The terms

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -101,7 +102,6 @@ def test_a_profile_that_samples_with_vllm_corrects_what_it_loads(tmp_path, monke
             "{name: reinforce, weight_column: importance}",
             r"'reinforce.weight_column' reads \['importance'\], which no earlier piece writes",
         ),
-        ("{name: preference.dpo, weight_column: advantages}", "`weight_column`"),
     ],
 )
 def test_impossible_correction_factor_is_a_recipe_error(spec: str, message: str) -> None:
@@ -139,3 +139,15 @@ def test_terms_are_multiplied_and_the_weight_is_a_metric() -> None:
     assert parts([spec])[0](out, batch).loss.tolist() == [[1.0, 2.0], [3.0, 4.0]]
     with pytest.raises(ValueError, match="step"):
         dataclasses.replace(terms, loss=torch.ones(2)).weighted("w", weights)
+
+
+def test_a_pair_is_weighted_by_the_column_of_its_chosen_row() -> None:
+    """Two pairs of equal scores, each with the loss log 2, times the weights 0.5 and 0."""
+    weights = torch.tensor([0.5, 9.0, 0.0, 9.0])
+    rows = torch.arange(4)
+    batch = Batch({}, torch.ones(4, 1, dtype=torch.bool), {"w": weights}, rows // 2, rows // 2, ("a",) * 4)
+    spec = {"name": "ranking.bradley_terry", "weight": 1.0, "reduce": "unit_mean", "label": "bt"}
+    (part,) = parts([{**spec, "weight_column": "w"}])
+    terms = part(Outputs({"scores": torch.zeros(4)}), batch)
+    assert terms.loss.tolist() == pytest.approx([0.5 * math.log(2), 0.0])
+    assert terms.metrics["w"].tolist() == [0.5, 0.0]

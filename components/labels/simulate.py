@@ -1,0 +1,108 @@
+"""Simulated annotators of known error, to test measures of label quality and the labelling pipeline."""
+
+from __future__ import annotations
+
+import datetime
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ratchet.components.labels.labels import Item, Label
+
+BEGIN = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+WORDS = ("the", "answer", "is", "long", "list", "of", "words", "that", "reader", "compares", "with", "other")
+
+
+@dataclass(frozen=True)
+class Annotator:
+    """An annotator who chooses a worse answer with probability `error` (1 - 1/K is a click at random).
+
+    `ties`: probability of the verdict "tie". `first`, `longest`: probability of choosing the answer shown
+    first, or the longest one, without reading. `seconds`: median time a label (log-normal).
+    """
+
+    name: str
+    error: float = 0.15
+    ties: float = 0.0
+    first: float = 0.0
+    longest: float = 0.0
+    seconds: float = 20.0
+
+    def label(
+        self, item: Item, better: int | None, order: Sequence[int], rng: random.Random, time: str = ""
+    ) -> Label:
+        """The label of an item whose better answer is `better` (None: equally good, any choice)."""
+        numbers = range(len(item.answers))
+        tie, drawn = rng.random() < self.ties, rng.random()
+        if drawn < self.first:
+            choice = order[0]
+        elif drawn < self.first + self.longest:
+            choice = max(numbers, key=lambda i: len(item.answers[i]))
+        elif better is None:
+            choice = rng.choice(list(numbers))
+        else:
+            wrong = rng.random() < self.error
+            choice = rng.choice([i for i in numbers if i != better]) if wrong else better
+        return Label(
+            item=item.id,
+            annotator=self.name,
+            choice=None if tie else choice,
+            verdict="tie" if tie else "choice",
+            order=list(order),
+            seconds=round(self.seconds * rng.lognormvariate(0, 0.5), 2),
+            time=time,
+        )
+
+
+@dataclass(frozen=True)
+class Session:
+    """Simulated items and labels with the better answer of each item by its id."""
+
+    items: list[Item]
+    labels: list[Label]
+    better: dict[str, int]
+
+
+def simulate(
+    annotators: Sequence[Annotator],
+    *,
+    each: int = 40,
+    planted: float = 0.15,
+    repeats: float = 0.1,
+    overlap: float = 0.5,
+    answers: int = 2,
+    seed: int = 0,
+) -> Session:
+    """Labels of `each` items by every annotator, in random order: a share `planted` with a known answer and a
+    share `overlap` without (both common to all annotators), a share `repeats` of an annotator's earlier items
+    shown again, and items of their own for the rest.
+    """
+    rng = random.Random(f"labels/{seed}")
+    items, better, labels = dict[str, Item](), dict[str, int](), list[Label]()
+
+    def new(name: str, **options: object) -> Item:
+        texts = [" ".join(rng.choices(WORDS, k=rng.randint(4, 40))) for _ in range(answers)]
+        better[name] = rng.randrange(answers)
+        known = better[name] if options.pop("known", False) else None
+        items[name] = Item(name, [{"role": "user", "content": f"question {name}"}], texts, planted=known)
+        return items[name]
+
+    again = round(repeats * each)
+    tests = [new(f"planted-{i}", known=True) for i in range(round(planted * each))]
+    common = [new(f"common-{i}") for i in range(min(round(overlap * each), each - len(tests) - again))]
+    for person in annotators:
+        own = [new(f"{person.name}-{i}") for i in range(each - len(tests) - len(common) - again)]
+        shown = [*tests, *common, *own]
+        rng.shuffle(shown)
+        for first in rng.sample([one for one in shown if one.planted is None] or shown, again):
+            name = f"{first.id}-again-{person.name}"
+            items[name] = Item(name, first.prompt, first.answers, repeat_of=first.id)
+            better[name] = better[first.id]
+            shown.insert(rng.randint(shown.index(first) + 1, len(shown)), items[name])
+        moment = BEGIN
+        for item in shown:
+            order = rng.sample(range(answers), answers)
+            made = person.label(item, better[item.id], order, rng, moment.isoformat())
+            labels.append(made)
+            moment += datetime.timedelta(seconds=made.seconds)
+    return Session(list(items.values()), labels, better)
