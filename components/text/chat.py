@@ -1,18 +1,24 @@
 """Tokenisation of conversations through the model's chat template, with the loss mask.
 
 A conversation is rendered once and split before and after each assistant message, so the prompt's tokens are
-the same for every answer. The concatenated parts always decode to the template's own rendering.
+the same for every answer. The concatenated parts always decode to the template's own rendering. A special
+token that a message spells (`<|im_end|>`) is encoded as text: only the template opens and closes turns.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 from ratchet.components.errors import ContractError
 from ratchet.components.types import Group, Message, Prompt, Trajectory
+
+MARK = chr(0xFDD0)
+"""A character that Unicode keeps out of texts."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ def encode_whole(tokenizer: Any, prompt: Prompt, trajectory: Trajectory) -> Traj
     if "tokens" in trajectory.inputs:
         return trajectory
     whole, prompt_tokens = (
-        tokenizer(_render(tokenizer, messages, generation=generation), add_special_tokens=False)["input_ids"]
+        _tokens(tokenizer, messages, generation=generation)
         for messages, generation in (
             ([*prompt.messages, *trajectory.messages], False),
             (prompt.messages, True),
@@ -59,8 +65,7 @@ def encode_whole(tokenizer: Any, prompt: Prompt, trajectory: Trajectory) -> Traj
 
 def encode_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     """Token ids of `messages` with the generation prompt; a prefix of every `encode` of a continuation."""
-    ask = _render(tokenizer, messages, generation=True)
-    pieces = _pieces(tokenizer, messages, "", rendered=ask)
+    pieces = _pieces(tokenizer, messages, "", generation=True)
     return [token for piece in pieces for token in piece.tokens]
 
 
@@ -68,9 +73,7 @@ def count_tokens(tokenizer: Any, messages: Sequence[Message]) -> int:
     """Number of tokens of `encode_prompt`, without its round-trip check; for filtering thousands of
     records.
     """
-    return len(
-        tokenizer(_render(tokenizer, messages, generation=True), add_special_tokens=False)["input_ids"]
-    )
+    return len(_tokens(tokenizer, messages, generation=True))
 
 
 def decode_answer(tokenizer: Any, tokens: Sequence[int]) -> str:
@@ -140,12 +143,45 @@ def _join(tokenizer: Any, prompt: Prompt, trajectory: Trajectory, pieces: Sequen
 
 
 def _pieces(
-    tokenizer: Any, messages: Sequence[Message], name: str, *, rendered: str | None = None
+    tokenizer: Any, messages: Sequence[Message], name: str, *, generation: bool = False
 ) -> list[Piece]:
     """The rendering split before each assistant content and after its end-of-turn token. `ContractError` if
     the template cannot be split this way, or if the tokens do not decode to the rendering.
     """
-    full = _render(tokenizer, messages) if rendered is None else rendered
+    messages, mark = _marked(tokenizer, messages)
+    full = _render(tokenizer, messages, generation=generation)
+    spans: list[tuple[str, int | None]] = []
+    at = 0
+    for start, stop, i in _answers(tokenizer, messages, full, name):
+        spans += [(full[at:start], None), (full[start:stop], i)]
+        at = stop
+    spans.append((full[at:], None))
+    spans = [(text, message) for text, message in spans if text]
+    parts = [part for text, _ in spans for part in text.split(mark)]
+    encoded = iter(tokenizer(parts, add_special_tokens=False)["input_ids"] if parts else ())
+    pieces = [
+        Piece(text.replace(mark, ""), tuple(t for _ in text.split(mark) for t in next(encoded)), message)
+        for text, message in spans
+    ]
+    full = full.replace(mark, "")
+    back = tokenizer.decode(
+        [t for p in pieces for t in p.tokens], skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+    if back != full:
+        at = next(
+            (i for i, (a, b) in enumerate(zip(back, full, strict=False)) if a != b), min(len(back), len(full))
+        )
+        raise ContractError(
+            f"prompt {name!r}: the tokens do not decode to the template's rendering; first difference at "
+            f"character {at}: "
+            f"expected {full[max(at - 40, 0) : at + 40]!r}, got {back[max(at - 40, 0) : at + 40]!r}. "
+            "The tokenizer is lossy (a normaliser?); use a lossless one"
+        )
+    return pieces
+
+
+def _answers(tokenizer: Any, messages: Sequence[Message], full: str, name: str) -> list[tuple[int, int, int]]:
+    """(start, end, index) of each assistant content with its end-of-turn token in the rendering `full`."""
     eos = tokenizer.eos_token
     cuts: list[tuple[int, int, int]] = []
     for i, message in enumerate(messages):
@@ -167,34 +203,44 @@ def _pieces(
                 "model would not learn to "
                 "stop. Set eos_token to the end-of-turn token of this template"
             )
-        if eos in message["content"]:
-            raise ContractError(
-                f"prompt {name!r}: message {i} contains the end-of-turn token {eos!r} as text; clean the data"
-            )
         cuts.append((len(head), stop + len(eos), i))
-    spans: list[tuple[str, int | None]] = []
-    at = 0
-    for start, stop, i in cuts:
-        spans += [(full[at:start], None), (full[start:stop], i)]
-        at = stop
-    spans.append((full[at:], None))
-    texts = [text for text, _ in spans if text]
-    encoded = iter(tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else ())
-    pieces = [Piece(text, tuple(next(encoded)), message) for text, message in spans if text]
-    back = tokenizer.decode(
-        [t for p in pieces for t in p.tokens], skip_special_tokens=False, clean_up_tokenization_spaces=False
+    return cuts
+
+
+def _tokens(tokenizer: Any, messages: Sequence[Message], *, generation: bool) -> list[int]:
+    """Token ids of the whole rendering."""
+    messages, mark = _marked(tokenizer, messages)
+    parts = _render(tokenizer, messages, generation=generation).split(mark)
+    return [t for tokens in tokenizer(parts, add_special_tokens=False)["input_ids"] for t in tokens]
+
+
+def _marked(tokenizer: Any, messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
+    """The messages with a mark within every special token that their texts spell, and the mark, which no text
+    contains. A rendering that is tokenised in parts, split at the marks, has the special tokens of the
+    template alone.
+    """
+    special = _special(tokenizer)
+    mark = MARK
+    while any(mark in m["content"] for m in messages):
+        mark += MARK
+    if special is None or not any(special.search(m["content"]) for m in messages):
+        return messages, mark
+    return [
+        {"role": m["role"], "content": special.sub(lambda found: found.group() + mark, m["content"])}
+        for m in messages
+    ], mark
+
+
+@lru_cache(maxsize=8)
+def _special(tokenizer: Any) -> re.Pattern[str] | None:
+    """Pattern of the first character of each special token of a tokenizer; None if it has none."""
+    added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    tokens = {token for token in (*tokenizer.all_special_tokens, *added) if len(token) > 1}
+    if not tokens:
+        return None
+    return re.compile(
+        "|".join(f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in sorted(tokens))
     )
-    if back != full:
-        at = next(
-            (i for i, (a, b) in enumerate(zip(back, full, strict=False)) if a != b), min(len(back), len(full))
-        )
-        raise ContractError(
-            f"prompt {name!r}: the tokens do not decode to the template's rendering; first difference at "
-            f"character {at}: "
-            f"expected {full[max(at - 40, 0) : at + 40]!r}, got {back[max(at - 40, 0) : at + 40]!r}. "
-            "The tokenizer is lossy (a normaliser?); use a lossless one"
-        )
-    return pieces
 
 
 def _render(tokenizer: Any, messages: Sequence[Message], *, generation: bool = False) -> str:
