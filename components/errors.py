@@ -149,8 +149,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
     new = RENAMED.get(word, "")
     if new.partition(" ")[0] in known:
         return f"; it was renamed to {new}"
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    lower = {name.lower(): name for name in known}
+    alike = [name for name in lower if name[:1] == word[:1].lower() or word.lower() in name]
+    close = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.65)
+    close = close or difflib.get_close_matches(word.lower(), alike, n=1, cutoff=0.5)
     if close:
-        return f"; did you mean {close[0]!r}?"
+        return f"; did you mean {lower[close[0]]!r}?"
     more = f", ... ({len(known)} in all)" if len(known) > 40 else ""
-    return f"; known: {', '.join(known[:40])}{more}" if known else "; nothing is allowed here"
+    return f"; known: {', '.join(known[:40])}{more}" if known else ""

@@ -395,6 +395,19 @@ def test_unusual_file_is_read_whole(case: str, tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[str, str, str]] = {
     "UTF-16": ("d.jsonl", lines(chats()), "d.jsonl is in UTF-16; expected UTF-8"),
+    "a table in UTF-16": ("d.csv", COMMAS, "d.csv is in UTF-16; expected UTF-8"),
+    "a list in UTF-16": ("d.json", json.dumps(chats()), "d.json is in UTF-16; expected UTF-8"),
+    "a table in UTF-16 without a mark": (
+        "d.tsv",
+        COMMAS.replace(",", "\t"),
+        "d.tsv is in UTF-16; expected UTF-8",
+    ),
+    "lines in UTF-16 without a mark": ("d.jsonl", lines(chats()), "d.jsonl is in UTF-16; expected UTF-8"),
+    "completions that are texts": (
+        "d.jsonl",
+        lines([{"instruction": "a", "completions": ["b", "c"]}] * 9),
+        "completions: expected objects with `response` and `overall_score`, got b",
+    ),
     "a column twice": ("d.csv", table("prompt,prompt,completion", "x,{i}?,it"), "the column 'prompt' twice"),
     "a quote that never ends": ("d.csv", COMMAS.replace("what", '"what', 1), "unexpected end of data"),
     "half a character": ("d.jsonl", HALF, "a text has half a character, '\\ud83d'"),
@@ -441,7 +454,8 @@ REFUSED: dict[str, tuple[str, str, str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_unusable_file_is_one_sentence(case: str, tmp_path: Path) -> None:
     name, content, message = REFUSED[case]
-    (tmp_path / name).write_bytes(content.encode("utf-16" if case == "UTF-16" else "utf-8"))
+    encoding = "utf-8" if "UTF-16" not in case else "utf-16-le" if "without" in case else "utf-16"
+    (tmp_path / name).write_bytes(content.encode(encoding))
     more = ["--out", str(tmp_path / "mine.yaml"), "--model", "generate:tiny?seed=0"]
     with pytest.raises(RatchetError) as refused:
         CliRunner().invoke(app, ["init", str(tmp_path / name), *more], catch_exceptions=False)

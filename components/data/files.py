@@ -24,6 +24,7 @@ SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow", ".csv", ".tsv", ".gz", ".nd
 METADATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 """Metadata files of the library `datasets`."""
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+TEXTS = (".jsonl", ".json", ".csv", ".tsv")
 
 
 def data_files(path: Path) -> list[Path]:
@@ -56,6 +57,8 @@ def read_rows(file: Path) -> Iterator[tuple[str, Any]]:
     instead of its row; an unreadable file raises one.
     """
     kind = _kind(file)
+    if kind in TEXTS and _is_utf_16(file):
+        raise DataError(f"{file} is in UTF-16; expected UTF-8: save it as UTF-8")
     if kind == ".json" or (kind == ".jsonl" and _begins(file, b"[")):
         try:
             rows: Iterable[Any] = _json(file)
@@ -82,8 +85,6 @@ def _kind(file: Path) -> str:
 
 def _json_lines(file: Path) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(_lines(file), start=1):
-        if number == 1 and line.startswith(UTF_16):
-            raise DataError(f"{file} is in UTF-16; expected UTF-8: save it as UTF-8")
         if line.strip():
             try:
                 row = _decode(line)
@@ -97,6 +98,12 @@ def _begins(file: Path, mark: bytes) -> bool:
     """Whether the first line of a file that is not blank begins with `mark`."""
     first = next((line for line in _lines(file) if line.strip()), b"")
     return first.removeprefix(codecs.BOM_UTF8).lstrip().startswith(mark)
+
+
+def _is_utf_16(file: Path) -> bool:
+    """Whether a text begins with the byte order mark of UTF-16, or with an ASCII character in UTF-16."""
+    first = next(_lines(file), b"")[:2]
+    return first.startswith(UTF_16) or b"\0" in first
 
 
 def _is_json_lines(file: Path) -> bool:

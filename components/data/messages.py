@@ -47,10 +47,25 @@ PROMPTS = ("prompt", "question", "instruction", "conversations", "messages")
 """Prompt columns, in order of precedence."""
 
 
+MISSING = frozenset({"", "-", "n/a", "na", "none", "null"})
+"""Spellings of a missing number, in lower case."""
+
+
+def text_of(value: Any) -> str:
+    """A text, or a number as its text. `ValueError` for anything else."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise ValueError(f"expected a text, got {_shown(value)}")
+    return value
+
+
 def messages_of(value: Any, role: str) -> tuple[Message, ...]:
     """Messages from a list, its JSON, or a text (one message of `role`, unless it is a transcript).
     `ValueError` describes the problem.
     """
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        value = text_of(value)
     if isinstance(value, str):
         value = _from_json(value)
     if isinstance(value, str):
@@ -102,7 +117,8 @@ def prompt_of(row: Mapping[str, Any]) -> tuple[Message, ...]:
 
 def reply_of(value: Any) -> tuple[Message, ...]:
     """The reply to a prompt, from a text, one message, or a list of them."""
-    reply = (message("assistant", value),) if isinstance(value, str) else messages_of(value, "assistant")
+    single = isinstance(value, (str, int, float))
+    reply = (message("assistant", text_of(value)),) if single else messages_of(value, "assistant")
     if not reply[-1]["content"].strip():
         raise ValueError("the answer is empty")
     return reply
@@ -125,6 +141,13 @@ def number(name: str, value: Any) -> float:
     if not math.isfinite(found):
         raise ValueError(f"{name}: expected a finite number, got {_shown(value)!r}")
     return found
+
+
+def score_of(name: str, value: Any) -> float | None:
+    """A rating, a score or a margin; None where the row has none (null, N/A)."""
+    if value is None or (isinstance(value, str) and value.strip().lower() in MISSING):
+        return None
+    return number(name, value)
 
 
 def with_system(messages: tuple[Message, ...], system: Any, tools: Any = None) -> tuple[Message, ...]:
@@ -178,8 +201,8 @@ def _message(given: Any) -> Message:
 
 def _text(content: Any) -> str | None:
     """A text, or OpenAI's list of parts joined by newlines."""
-    if content is None or isinstance(content, str):
-        return content
+    if content is None or isinstance(content, (str, int, float)):
+        return None if content is None else text_of(content)
     if not isinstance(content, Sequence):
         raise ValueError(f"a message needs a text, got {_shown(content)}")
     for part in content:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ratchet.components.data.files import read_rows
 from ratchet.components.data.groups import read_groups
-from ratchet.components.data.messages import number
+from ratchet.components.data.messages import score_of
 from ratchet.components.data.published import published
 from ratchet.components.data.records import Conversation, FilterResult, Rejected
 from ratchet.components.errors import DataError
@@ -215,20 +215,21 @@ def _finished(
         **{name: row[name] for name in TESTS if row.get(name) is not None},
         **_object("meta", row.get("meta")),
     }
-    ratings = {
-        name: number(f"ratings.{name}", value)
+    rated = {
+        name: score_of(f"ratings.{name}", value)
         for name, value in _object("ratings", row.get("ratings")).items()
     }
+    ratings = {name: value for name, value in rated.items() if value is not None}
     topic = row.get("topic")
     if isinstance(topic, (list, Mapping)):
         raise ValueError(f"topic: expected a text, got {str(topic)[:80]}")
-    rating = row.get("rating", sum(ratings.values()) / len(ratings) if ratings else None)
+    rating = score_of("rating", row.get("rating", sum(ratings.values()) / len(ratings) if ratings else None))
     return [
         replace(
             record,
             id=key if len(records) == 1 else f"{key}-{i}",
             topic=record.topic or (None if topic is None else str(topic)) or None,
-            rating=record.rating if record.rating is not None or rating is None else number("rating", rating),
+            rating=rating if record.rating is None else record.rating,
             ratings=record.ratings or ratings,
             label=row["label"]
             if record.label is None and isinstance(row.get("label"), bool)

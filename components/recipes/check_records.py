@@ -5,6 +5,7 @@ what is read, what the splits get, what is lost.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -150,6 +151,7 @@ def check_records(recipe: Recipe, read: set[str], show: int = 0) -> Checked:
                 for reason, number in step["dropped"].items()
             }
         )
+        warnings += _markup(made.splits)
         warnings += unread(
             {name: len(part) for name, part in made.parts.items()},
             read,
@@ -168,6 +170,40 @@ def check_records(recipe: Recipe, read: set[str], show: int = 0) -> Checked:
             },
         )
     raise AssertionError("not reached: the second pass returns or raises")
+
+
+MARKUP = re.compile(
+    r"<\|(?:im_start|im_end|endoftext|begin_of_text|start_header_id|end_header_id|eot_id|end|system|user"
+    r"|assistant)\|>|<(?:start|end)_of_turn>|\[/?INST\]|</s>"
+)
+"""Special tokens of chat templates in use."""
+
+
+def _markup(splits: Mapping[str, Sequence[Group]]) -> list[str]:
+    """A warning if texts contain special tokens: only the template of the model opens and closes turns."""
+    groups = [group for part in splits.values() for group in part]
+    found = [
+        marks
+        for group in groups
+        if (
+            marks := MARKUP.findall(
+                "\n".join(
+                    m["content"]
+                    for messages in (group.prompt.messages, *(path.messages for path in group.trajectories))
+                    for m in messages
+                )
+            )
+        )
+    ]
+    if not found:
+        return []
+    counts = Counter(mark for marks in found for mark in marks)
+    names = ", ".join(repr(name) for name, _ in counts.most_common(3))
+    return [
+        f"data: {len(found):,} of {len(groups):,} groups contain special tokens of a chat template, {names}, "
+        "which are encoded as text and open or close no turn; where they are left over from a rendered "
+        "conversation, take them out, or read the column with the parser `text`"
+    ]
 
 
 def _example(split: str, group: Group) -> Example:

@@ -196,7 +196,8 @@ def _sentence(error: ValidationError, where: str, value: Any = None) -> str:
         return str(more["error"]) if isinstance(more["error"], RecipeError) else f"{at}: {more['error']}"
     if kind == "literal_error":
         allowed = [word.strip("'") for word in str(more["expected"]).replace(" or ", ", ").split(", ")]
-        return f"{at}: {got!r} is not one of {', '.join(allowed)}{nearest(str(got), allowed)}"
+        hint = nearest(str(got), allowed).partition("; known")[0]
+        return f"{at}: {got!r} is not one of {', '.join(allowed)}{hint}"
     if kind in BOUNDS:
         name, text = BOUNDS[kind]
         return f"{at}: expected {text.format(f'{more[name]:g}')}, got {got!r}"

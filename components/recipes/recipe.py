@@ -53,8 +53,10 @@ def load(
     if path.suffix not in YAML:
         path = shipped().get(str(recipe), folder() / f"{recipe}.yaml")
         if not path.exists():
-            file = "; a file name must end in .yaml" if Path(recipe).parent != Path() else ""
-            raise RecipeError(f"no recipe named {str(recipe)!r}{file or nearest(str(recipe), names())}")
+            hint = nearest(str(recipe), names()).partition("; known")[0]
+            hint = "; a file name must end in .yaml" if Path(recipe).parent != Path() else hint
+            listed = "; `ratchet recipes list` names the ones that ship"
+            raise RecipeError(f"no recipe named {str(recipe)!r}{hint or listed}")
     raw = _over_base(path)
     changes: dict[str, Any] = {}
     for override in overrides:

@@ -230,15 +230,27 @@ def recipe(
     return "\n".join(lines) + "\n", kind
 
 
+def _prompt(record: Any) -> tuple[str, ...]:
+    return tuple(message["content"] for message in record.messages[: record.opening])
+
+
 def _quoted(text: str) -> str:
     """A YAML string in double quotes, which JSON's are."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def _kind(records: Sequence[Any], known: Sequence[str]) -> Kind:
-    """The kind that most records have. Labels and reference answers take precedence over replies."""
+    """The kind that most records have. Labels and reference answers take precedence over replies; answers to
+    one prompt with different ratings are pairs.
+    """
+    ratings: dict[Any, set[float | None]] = {}
+    for one in records:
+        ratings.setdefault(_prompt(one), set()).add(one.rating)
     has = {
-        "preference": [one.rejected for one in records],
+        "preference": [
+            one.rejected or (one.opening and one.rating is not None and len(ratings[_prompt(one)]) > 1)
+            for one in records
+        ],
         "label": [one.label is not None for one in records],
         "answer": [one.answer for one in records],
         "reply": [one.messages and one.messages[-1]["role"] == "assistant" for one in records],

@@ -40,6 +40,11 @@ ROWS: dict[str, tuple[Any, str, str]] = {  # what a row is, the recipe below, th
         "rlvr_grpo",
         "prompts",
     ),
+    "helpsteer": (
+        lambda i: {"prompt": f"Say {i // 2}", "response": f"{i}, of course.", "helpfulness": i % 2 * 4},
+        "dpo",
+        "reward",
+    ),
     "prompt": (lambda i: {"prompt": f"Tell me about the number {i}, please."}, "instruct", "prompts"),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ratchet.components.data.messages import message, reply_of, with_system
+from ratchet.components.data.messages import message, reply_of, text_of, with_system
 from ratchet.components.data.records import Conversation
 from ratchet.components.piece import piece
 
@@ -20,8 +20,10 @@ def alpaca(row: Mapping[str, Any]) -> list[Conversation]:
     earlier = [
         message(role, text)
         for pair in row.get("history") or ()
-        for role, text in zip(("user", "assistant"), pair, strict=True)
+        for role, text in zip(("user", "assistant"), map(text_of, pair), strict=True)
     ]
-    question = "\n\n".join(text for text in (row["instruction"], row.get("input")) if text)
+    question = "\n\n".join(
+        text_of(text) for text in (row["instruction"], row.get("input")) if text not in (None, "")
+    )
     prompt = with_system((*earlier, message("user", question)), row.get("system"))
     return [Conversation("", (*prompt, *reply_of(row["output"])), opening=len(prompt))]

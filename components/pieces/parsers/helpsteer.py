@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ratchet.components.data.messages import message, number, reply_of
+from ratchet.components.data.messages import message, reply_of, score_of, text_of
 from ratchet.components.data.records import Conversation
 from ratchet.components.piece import piece
 
@@ -18,7 +18,7 @@ def helpsteer(row: Mapping[str, Any], *, score: str = "helpfulness") -> list[Con
     """`prompt` (earlier turns marked by `<extra_id_1>`) and `response`, rated 0 to 4 by `score` (helpfulness,
     correctness, ...). Answers to one prompt with different ratings become pairs.
     """
-    first, *turns = TURN.split(row["prompt"])
+    first, *turns = TURN.split(text_of(row["prompt"]))
     prompt = (
         message("user", first),
         *(message(name.lower(), text) for name, text in zip(turns[::2], turns[1::2], strict=True)),
@@ -29,6 +29,6 @@ def helpsteer(row: Mapping[str, Any], *, score: str = "helpfulness") -> list[Con
             "",
             (*prompt, *reply_of(row["response"])),
             opening=len(prompt),
-            rating=number(score, row[score]),
+            rating=score_of(score, row[score]),
         )
     ]

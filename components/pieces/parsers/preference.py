@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ratchet.components.data.messages import messages_of, number, prompt_of
+from ratchet.components.data.messages import messages_of, prompt_of, score_of
 from ratchet.components.data.records import Conversation
 from ratchet.components.piece import piece
 
@@ -34,11 +34,11 @@ def preference(row: Mapping[str, Any]) -> list[Conversation]:
             raise ValueError(f"the {name} answer is empty")
         if side[opening]["role"] != "assistant":
             raise ValueError("chosen and rejected first differ in a user turn, expected an assistant turn")
-    scores = row.get("score_chosen"), row.get("score_rejected")
-    margin = row.get("margin")
-    if margin is None and None not in scores:
-        margin = number("score_chosen", scores[0]) - number("score_rejected", scores[1])
-    if margin is not None and number("margin", margin) <= 0:
+    best, worst = (score_of(name, row.get(name)) for name in ("score_chosen", "score_rejected"))
+    margin = score_of("margin", row.get("margin"))
+    if margin is None and best is not None and worst is not None:
+        margin = best - worst
+    if margin is not None and margin <= 0:
         raise ValueError("the rejected answer is rated at least as high as the chosen one")
     return [
         Conversation(
@@ -46,6 +46,6 @@ def preference(row: Mapping[str, Any]) -> list[Conversation]:
             sides[0],
             opening=opening,
             rejected=sides[1],
-            meta={} if margin is None else {"margin": float(margin)},
+            meta={} if margin is None else {"margin": margin},
         )
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ratchet.components.data.messages import message, number, reply_of
+from ratchet.components.data.messages import message, reply_of, score_of, text_of
 from ratchet.components.data.records import Conversation
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Count
@@ -18,15 +18,14 @@ def ultrafeedback(
     """`instruction` and `completions`, each with `response` and a `score`: the best one is paired with the
     `pairs` worst that are rated lower.
     """
-    prompt = (message("user", row["instruction"]),)
-    rated = sorted(
-        (
-            (number(score, one[score]), one["response"])
-            for one in row["completions"]
-            if one.get(score) is not None
-        ),
-        key=lambda one: one[0],
-    )
+    prompt = (message("user", text_of(row["instruction"])),)
+    for one in row["completions"]:
+        if not isinstance(one, Mapping):
+            raise ValueError(
+                f"completions: expected objects with `response` and `{score}`, got {str(one)[:80]}"
+            )
+    scored = [(score_of(score, one.get(score)), one["response"]) for one in row["completions"]]
+    rated = sorted(((value, answer) for value, answer in scored if value is not None), key=lambda one: one[0])
     if not rated:
         raise ValueError(f"no completion has a value for {score!r}")
     best, answer = max(rated, key=lambda one: one[0])

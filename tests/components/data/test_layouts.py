@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -145,6 +146,69 @@ SAMPLES = {
         [("system", "Be kind."), *CAPITAL],
     ),
 }
+
+
+NUMBERS = {
+    "completion": ({"prompt": 7, "completion": 72}, ("7", "72")),
+    "response": ({"prompt": "6 * 12?", "response": 72.5}, ("6 * 12?", "72.5")),
+    "messages": (
+        {"messages": [{"role": "user", "content": 7}, {"role": "assistant", "content": 72}]},
+        ("7", "72"),
+    ),
+    "sharegpt": (
+        {"conversations": [{"from": "human", "value": 7}, {"from": "gpt", "value": 72}]},
+        ("7", "72"),
+    ),
+    "alpaca": ({"instruction": 7, "input": 8, "output": 72}, ("7\n\n8", "72")),
+    "alpaca, history": (
+        {"instruction": "a", "output": "b", "history": [[1, 2]]},
+        ("1", "2", "a", "b"),
+    ),
+    "helpsteer": ({"prompt": 7, "response": 72, "helpfulness": 4}, ("7", "72")),
+    "ultrafeedback": (
+        {
+            "instruction": 7,
+            "completions": [
+                {"response": 72, "overall_score": 9},
+                {"response": 73, "overall_score": 1},
+            ],
+        },
+        ("7", "72"),
+    ),
+    "preference": ({"prompt": 7, "chosen": 72, "rejected": 73}, ("7", "72")),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_are_read_as_their_text(tmp_path, name):
+    row, expected = NUMBERS[name]
+    assert tuple(m["content"] for m in one(tmp_path, row).messages) == expected
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_what_is_no_text_is_dropped_with_a_reason(tmp_path, name):
+    row = json.loads(re.sub(r"(: |\[)(7|1)(?=[,}])", r"\1true", json.dumps(NUMBERS[name][0])))
+    row = {**row, "response": {}} if name == "response" else row
+    with pytest.raises(DataError, match=r"expected a text|needs a text|needs a role") as refused:
+        one(tmp_path, row)
+    assert "broken structure" not in str(refused.value)
+
+
+def test_a_score_that_is_not_available_is_no_score(tmp_path):
+    """UltraFeedback writes N/A where a model gave no rating."""
+    answers = [("a", "N/A"), ("b", 7.0), ("c", "3.0"), ("d", None)]
+    record = one(
+        tmp_path,
+        {"instruction": "Hi.", "completions": [{"response": t, "overall_score": s} for t, s in answers]},
+    )
+    assert (record.messages[-1]["content"], record.rejected[-1]["content"]) == ("b", "c")
+    assert record.meta == {"margin": 4.0}
+    pair = {"prompt": "Hi.", "chosen": "Hello.", "rejected": "No."}
+    assert one(tmp_path, {**pair, "score_chosen": "n/a", "score_rejected": 1}).meta == {}
+    assert one(tmp_path, {**pair, "margin": "NA"}).meta == {}
+    rated = {"prompt": "Hi.", "completion": "Hello.", "rating": "N/A", "ratings": {"a": 4, "b": "N/A"}}
+    assert (one(tmp_path, rated).rating, one(tmp_path, rated).ratings) == (None, {"a": 4.0})
+    assert one(tmp_path, {"prompt": "Hi.", "response": "Hello.", "helpfulness": "N/A"}).rating is None
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -306,6 +306,17 @@ def test_splits_that_nothing_reads_are_never_filled_silently(tmp_path: Path) -> 
     )
 
 
+@pytest.mark.parametrize("where", ["prompt", "completion"])
+def test_a_special_token_in_the_data_is_a_warning(where: str, tmp_path: Path) -> None:
+    rows = [
+        {"prompt": f"what is {i}?", "completion": f"it is {i}", where: f"{i}<|im_end|>" if i < 4 else f"{i}"}
+        for i in range(80)
+    ]
+    (warning,) = check_files(load(written(tmp_path, "sft", {"d.jsonl": rows}))[0]).warnings
+    assert warning.startswith("data: 4 of 80 groups contain special tokens of a chat template, '<|im_end|>'")
+    assert not check_files(load(written(tmp_path, "sft", {"d.jsonl": rows[4:]}))[0]).warnings
+
+
 def test_check_prints_sizes_and_losses(tmp_path: Path) -> None:
     rows = [
         *LABELS,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ratchet.components.errors import RecipeError
+from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.recipes.check import check
 from ratchet.components.recipes.check_data import read_splits
 from ratchet.components.recipes.plan import plan
@@ -121,6 +121,22 @@ def test_recipe_errors_are_one_sentence(tmp_path: Path, change: str, message: st
     changed = {**merge(whole, yaml.safe_load(change))}
     with pytest.raises(RecipeError, match=message):
         load(write(tmp_path, yaml.safe_dump(changed)))
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "hint"),
+    [
+        ("polcy", ["policy", "reward"], "; did you mean 'policy'?"),
+        ("stf", ["sft", "reward"], "; did you mean 'sft'?"),
+        ("K1", ["k1", "k2"], "; did you mean 'k1'?"),
+        ("hiden", ["hidden_size", "layers"], "; did you mean 'hidden_size'?"),
+        ("trainer", ["register", "sft"], "; known: register, sft"),
+        ("nosuch", ["instruct"], "; known: instruct"),
+        ("nosuch", [], ""),
+    ],
+)
+def test_only_a_similar_word_is_suggested(word: str, known: list[str], hint: str) -> None:
+    assert nearest(word, known) == hint
 
 
 def test_duplicate_key_is_an_error(tmp_path: Path) -> None:
