@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -158,9 +158,8 @@ def _pieces(
     spans.append((full[at:], None))
     spans = [(text, message) for text, message in spans if text]
     parts = [part for text, _ in spans for part in text.split(mark)]
-    encoded: Iterator[Sequence[int]] = iter(
-        tokenizer(parts, add_special_tokens=False)["input_ids"] if parts else ()
-    )
+    ids: list[list[int]] = tokenizer(parts, add_special_tokens=False)["input_ids"] if parts else []
+    encoded = iter(ids)
     pieces = [
         Piece(text.replace(mark, ""), tuple(t for _ in text.split(mark) for t in next(encoded)), message)
         for text, message in spans
