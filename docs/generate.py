@@ -28,46 +28,23 @@ from ratchet.components.piece import SLOTS, Description, catalogue
 from ratchet.components.recipes.phases import sections as phases_of
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.recipe import folder, load, names
-from ratchet.components.recipes.schema import Online, Recipe, Reward
+from ratchet.components.recipes.schema import Recipe
 from ratchet.components.recipes.sections import Parser, Spec, Split
 from ratchet.components.recipes.yaml_files import shipped
+from ratchet.flows.catalogue import families
+from ratchet.flows.claim_records import filled as filled_claims
+from ratchet.flows.claim_records import freshness, read, sentence
 
 ROOT = Path(__file__).resolve().parent.parent
 SYMBOLS = {"gt": "> ", "ge": "≥ ", "lt": "< ", "le": "≤ "}
-FAMILIES = (
-    "Supervised fine-tuning",
-    "Reward modelling",
-    "Best-of-n decoding",
-    "Offline preference learning",
-    "Online preference learning, in rounds",
-    "Policy gradient, in on-policy steps",
-)
-
 
 # --- recipes
 # ---------------------------------------------------------------------------------------------------------
 
 
-def family(recipe: Recipe) -> str:
-    """The last thing that a recipe trains."""
-    if recipe.evaluate and recipe.evaluate.best_of:
-        return FAMILIES[2]
-    trained = [one.section for one in phases_of(recipe)]
-    online = [section for section in trained if isinstance(section, Online)]
-    if online:
-        return FAMILIES[5] if online[-1].cadence == "step" else FAMILIES[4]
-    if recipe.offline:
-        return FAMILIES[3]
-    return FAMILIES[1] if any(isinstance(section, Reward) for section in trained) else FAMILIES[0]
-
-
 def by_family() -> dict[str, dict[str, Recipe]]:
     recipes = {name: load(name)[0] for name in names()}
-    return {
-        one: found
-        for one in FAMILIES
-        if (found := {name: recipe for name, recipe in recipes.items() if family(recipe) == one})
-    }
+    return {one: {name: recipes[name] for name in found} for one, found in families(recipes).items()}
 
 
 def paper(identifier: str) -> str:
@@ -87,7 +64,7 @@ def recipe_families() -> str:
 
 def recipe_table() -> str:
     """One row a recipe, for docs/methods.md."""
-    parts = []
+    parts, stored = [], read()
     for one, recipes in by_family().items():
         rows = [
             f"### {one}",
@@ -102,16 +79,31 @@ def recipe_table() -> str:
                 if trained
                 else {}
             )
-            claim = (
-                f"{recipe.claim.metric} {recipe.claim.direction} than `{recipe.claim.against}`"
-                if recipe.claim
-                else ""
-            )
+            claim = sentence(recipe.claim) if recipe.claim else ""
+            if name in stored:
+                claim += f": [{stored[name].verdict}](claims.md)"
             rows.append(
                 f"| `{name}` | {recipe.about} | {', '.join(objectives)} | {paper(recipe.paper)} | {claim} |"
             )
         parts.append("\n".join(rows))
     return "\n\n".join(parts)
+
+
+def stale_claims() -> str:
+    """Which stored verdicts belong to earlier definitions, and which claims have none."""
+    stored = read()
+    found = freshness(stored)
+    parts = [
+        ("Measured on earlier definitions (stale)", sorted(found.stale)),
+        ("Not measured yet", sorted(found.missing)),
+    ]
+    lines = [f"{title}: {', '.join(f'`{name}`' for name in rows)}." for title, rows in parts if rows]
+    return "\n\n".join(lines) or "All stored verdicts belong to the present definitions."
+
+
+def testbed_page() -> str:
+    """Each testbed with its documentation, for docs/testbeds.md."""
+    return "\n\n".join(piece_entry(name, one) for name, one in catalogue("testbed").items())
 
 
 # --- recipe keys
@@ -396,6 +388,10 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if page.file.src_uri == "methods.md":
         return markdown.replace("<!-- recipes -->", recipe_table())
+    if page.file.src_uri == "claims.md":
+        return markdown.replace("<!-- stale -->", stale_claims())
+    if page.file.src_uri == "testbeds.md":
+        return markdown.replace("<!-- testbeds -->", testbed_page())
     if page.file.src_uri == "python.md":
         example = (ROOT / "docs" / "examples" / "python_api.py").read_text()
         return markdown.replace("<!-- example -->", f"```python\n{example}```").replace(
@@ -407,3 +403,5 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 if __name__ == "__main__":
     readme = ROOT / "README.md"
     readme.write_text(filled(readme.read_text()))
+    claims = ROOT / "docs" / "claims.md"
+    claims.write_text(filled_claims(claims.read_text(), read()))

@@ -13,6 +13,7 @@ from typer.core import TyperOption
 from ratchet.components.errors import RatchetError, RecipeError, ServiceError, redacted
 from ratchet.flows.commands.certify import certify
 from ratchet.flows.commands.chat import chat
+from ratchet.flows.commands.claims import claims
 from ratchet.flows.commands.compare import compare
 from ratchet.flows.commands.deploy import deploy
 from ratchet.flows.commands.doctor import doctor
@@ -162,6 +163,7 @@ for command in (
     show,
     chat,
     certify,
+    claims,
     compare,
     deploy,
     lineage,

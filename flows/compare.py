@@ -6,17 +6,20 @@ metric is compared per seed and held-out prompt, so the difference of two arms i
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ratchet.components.errors import RecipeError, nearest
+from ratchet.components.evaluation.verdicts import crossed, decide
 from ratchet.components.recipes.recipe import load
 from ratchet.components.recipes.schema import Claim
 from ratchet.components.storage.store import write_atomic
+from ratchet.flows.claim_records import sentence
 from ratchet.tasks.pipeline import Pipeline
 
 
@@ -63,39 +66,23 @@ def compare(
         if recipe != first:
             table["differences"][f"{first} - {recipe}"] = interval(values[first] - matrix)
         claim = load(recipe, overrides=overrides, profile=profile)[0].claim
-        if claim is not None and claim.metric == metric and claim.against in values:
-            table["claims"][recipe] = verdict(claim, interval(matrix - values[claim.against]), len(seeds))
+        for baseline in claim.baselines if claim and claim.per == "prompt" and claim.metric == metric else ():
+            if claim and baseline in values:
+                one = dataclasses.replace(claim, against=baseline)
+                table["claims"].setdefault(recipe, []).append(verdict(one, matrix - values[baseline]))
     write_atomic(home / "comparisons" / f"{'-vs-'.join(recipes)}.json", json.dumps(table, indent=1))
     return table
 
 
-def verdict(claim: Claim, difference: Mapping[str, float], seeds: int) -> str:
-    """What `difference`, own minus baseline with its interval, says of the claim: shown, refuted, or not
-    decided.
-    """
-    sign = 1.0 if claim.direction == "higher" else -1.0
-    low, high = sorted((sign * difference["low"], sign * difference["high"]))
-    promised = f"{claim.metric} {claim.direction} than {claim.against}" + (
-        f" by more than {claim.at_least:g}" if claim.at_least else ""
-    )
+def verdict(claim: Claim, differences: np.ndarray) -> str:
+    """What differences (seeds, prompts), own minus baseline, say of the claim."""
+    seeds = len(differences)
     if seeds < claim.seeds:
-        return f"{promised}: not decided, the claim asks for {claim.seeds} seeds, these are {seeds}"
-    if low > claim.at_least:
-        return f"{promised}: shown"
-    return f"{promised}: {'refuted' if high < claim.at_least else 'not shown, the interval holds both'}"
+        return f"{sentence(claim)}: undecided, the claim asks for {claim.seeds} seeds, these are {seeds}"
+    return f"{sentence(claim)}: {decide(crossed(differences), claim.direction, claim.at_least)}"
 
 
-def interval(matrix: np.ndarray, *, draws: int = 10_000, seed: int = 0) -> dict[str, float]:
-    """Mean of (seeds, prompts) with a 95 % bootstrap interval that draws seeds and, within them, prompts
-    anew.
-
-    Drawing both says how far the result would move with other seeds and other prompts. With n seeds the
-    spread between seeds is underestimated by (n - 1) / n, as in any plain bootstrap of few units.
-    """
-    rng = np.random.default_rng(seed)
-    count, prompts = matrix.shape
-    rows = rng.integers(0, count, (draws, count))
-    columns = rng.integers(0, prompts, (draws, prompts))
-    means = np.stack([matrix[r][:, c].mean() for r, c in zip(rows, columns, strict=True)])
-    low, high = np.quantile(means, [0.025, 0.975])
-    return {"mean": float(matrix.mean()), "low": float(low), "high": float(high)}
+def interval(matrix: np.ndarray) -> dict[str, float]:
+    """Mean of (seeds, prompts) with a 95 % interval for new seeds and new prompts."""
+    effect = crossed(matrix)
+    return {"mean": effect.mean, "low": effect.low, "high": effect.high}

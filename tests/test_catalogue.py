@@ -15,6 +15,7 @@ import yaml
 from ratchet.components.piece import SLOTS, catalogue
 from ratchet.components.recipes.plan import plan
 from ratchet.components.recipes.recipe import load, names
+from ratchet.components.recipes.schema import START
 from ratchet.components.recipes.yaml_files import folder, shipped
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,10 +55,9 @@ def test_a_recipe_is_short_cited_and_planned(name: str) -> None:
     assert recipe.paper.startswith("arXiv:") and 5 <= len(lines) <= (
         32 if recipe.profile == "node" else 20
     ), "a published recipe has more to say"
-    if recipe.claim is not None:
-        assert load(recipe.claim.against)[0].evaluate is not None and recipe.evaluate is not None, (
-            "a claim is checked by `ratchet compare`"
-        )
+    for baseline in recipe.claim.baselines if recipe.claim else ():
+        assert baseline == START or load(baseline)[0].evaluate is not None
+        assert recipe.evaluate is not None, "a claim is checked by `ratchet claims`"
     stages = plan(recipe, profile)
     assert len({stage.key for stage in stages.values()}) == len(stages)
     for stage in stages.values():
@@ -141,6 +141,8 @@ def test_every_slot_has_pieces_and_a_recipe_that_uses_one() -> None:
     def look(value: Any) -> None:
         if isinstance(value, dict):
             used.update(slot for slot in SLOTS if value.get("name") in catalogue(slot))
+            address = str(value.get("source", "")).removeprefix("generate:").partition("?")[0]
+            used.update({"testbed"} if address in catalogue("testbed") else ())
         for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
             look(inner)
 

@@ -6,6 +6,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import ModuleType
 
@@ -51,6 +52,18 @@ def test_readme_is_at_most_9_kB_and_its_generated_blocks_are_fresh(generate: Mod
     text = README.read_text()
     assert len(text.encode()) <= 9000
     assert generate.filled(text) == text, "stale: run `make docs`"
+
+
+def test_stored_verdicts_are_well_formed_and_their_table_is_fresh() -> None:
+    """Verdicts of earlier definitions are reported as a warning; a wrong format or an edited table fails."""
+    from ratchet.flows.claim_records import STORED, claiming, filled, freshness, read
+
+    stored, page = read(), STORED.with_suffix(".md")
+    assert stored and not stored.keys() - set(claiming()), "a verdict on a recipe that claims nothing"
+    assert filled(page.read_text(), stored) == page.read_text(), "edited or stale: run docs/generate.py"
+    found = freshness(stored)
+    if found.stale or found.missing:
+        warnings.warn(f"stale: {sorted(found.stale)}; not measured: {sorted(found.missing)}", stacklevel=1)
 
 
 def test_recipe_reference_has_every_key(generate: ModuleType) -> None:

@@ -16,7 +16,7 @@ from ratchet.components.recipes.check_sections import check_piece
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.reward_models import certified, optimised_models, trained_reward_models
-from ratchet.components.recipes.schema import Online, Recipe
+from ratchet.components.recipes.schema import START, Online, Recipe
 from ratchet.components.training.loop import reward_columns
 
 
@@ -72,14 +72,7 @@ def check(recipe: Recipe, rounds: Mapping[str, Mapping[str, Online]]) -> None:
             raise RecipeError(f"{phase.where}.watch.gold: needs a gold measure; set `evaluate.gold: true`")
     _check_gates(recipe)
     _check_independent(recipe)
-    if recipe.claim and not (metrics := measured(recipe)).keys() & {
-        recipe.claim.metric,
-        f"{recipe.claim.metric}_vs_base",
-    }:
-        raise RecipeError(
-            "claim.metric: the evaluation of this recipe has no such "
-            f"metric{nearest(recipe.claim.metric, metrics)}"
-        )
+    _check_claim(recipe)
     if recipe.register and (score := recipe.register.champion.score):
         scores = [
             "length",
@@ -93,6 +86,30 @@ def check(recipe: Recipe, rounds: Mapping[str, Mapping[str, Online]]) -> None:
             raise RecipeError(
                 f"register.champion.score: no per-prompt score {score!r}{nearest(score, scores)}"
             )
+
+
+def _check_claim(recipe: Recipe) -> None:
+    """The claim's metric is one that the evaluation writes. Names in training logs are known after a run
+    only.
+    """
+    if recipe.claim is None or recipe.claim.per == "curve":
+        return
+    metrics, metric = measured(recipe), recipe.claim.metric
+    base, _, end = metric.rpartition(".")
+    if not metrics.keys() & {metric, f"{metric}_vs_base"} and not (end in ENDS and metrics.get(base)):
+        raise RecipeError(
+            f"claim.metric: the evaluation of this recipe has no such metric{nearest(metric, metrics)}"
+        )
+    if START in recipe.claim.baselines and f"{metric.removeprefix('final.')}_gain_vs_base" not in metrics:
+        scores = [
+            f"final.{name.removesuffix('_gain_vs_base')}"
+            for name in metrics
+            if name.endswith("_gain_vs_base")
+        ]
+        raise RecipeError(
+            f"claim.metric: expected the score of every answer with `against: {START}` "
+            f"({', '.join(scores) or 'this recipe has none; add one to evaluate.metrics'}), got {metric!r}"
+        )
 
 
 def check_window(recipe: Recipe, profile: Profile) -> None:

@@ -23,7 +23,7 @@ from ratchet.components.recipes.defaults import section_with_defaults, with_defa
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.ranges import Count
-from ratchet.components.recipes.schema import SCHEMA, Online, Recipe
+from ratchet.components.recipes.schema import SCHEMA, START, Online, Recipe
 from ratchet.components.recipes.smoke import limited
 from ratchet.components.recipes.yaml_files import folder, parse_yaml, read_yaml, shipped
 
@@ -75,10 +75,11 @@ def load(
     resolved = with_defaults(conform(Recipe, raw, ""))
     hardware = load_profile(resolved.profile)
     resolved = corrected(resolved, hardware)
-    if (claim := resolved.claim) and not claim.against.endswith(YAML) and claim.against not in names():
-        raise RecipeError(
-            f"claim.against: no recipe named {claim.against!r}{nearest(claim.against, names())}"
-        )
+    for baseline in resolved.claim.baselines if resolved.claim else ():
+        if baseline != START and not baseline.endswith(YAML) and baseline not in names():
+            raise RecipeError(
+                f"claim.against: no recipe named {baseline!r}{nearest(baseline, [START, *names()])}"
+            )
     check(resolved, _changed_rounds(resolved))
     check_window(resolved, hardware)
     if limit is not None:

@@ -10,11 +10,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ratchet.components.errors import RecipeError
 from ratchet.components.recipes.conform import record
 from ratchet.components.recipes.ranges import (
     BelowOne,
     Bool,
     Count,
+    Finite,
     LearningRate,
     Natural,
     NotNegative,
@@ -27,6 +29,7 @@ from ratchet.components.recipes.ranges import (
 from ratchet.components.recipes.sections import Data, Gate, Limits, Sizes, Spec, Split, Watch
 
 SCHEMA = 1
+START, MOST_SEEDS = "start", 8
 
 
 @record
@@ -39,13 +42,46 @@ class Rule:
 
 @record
 class Claim:
-    """The method's published claim against a baseline, tested over seeds by `ratchet compare`."""
+    """The method's published claim against one or several baselines, tested over seeds by `ratchet claims`.
+    Settings of all of them are chosen on other seeds than those of the check.
+    """
 
-    against: str  # baseline recipe
-    metric: str  # evaluation metric
+    # baseline recipes; `start`: this recipe's policy before its last training, in the same evaluation
+    against: str | Sequence[str]
+    metric: str  # of the evaluation; with `per: curve` of the training log (metrics.jsonl)
     direction: Literal["higher", "lower"] = "higher"  # of the claimed difference
-    at_least: NotNegative = 0.0  # smallest effect of interest
-    seeds: Count = 3  # number of seeds
+    at_least: NotNegative = 0.0  # smallest effect of interest: the whole interval must lie beyond it
+    seeds: Count = 3  # number of seeds of the first look
+    max_seeds: Count | None = None  # seeds are added up to this while undecided; null: 8
+    # prompt: paired by seed and prompt; seed: one number per seed; curve: one number per training curve
+    per: Literal["prompt", "seed", "curve"] = "prompt"
+    level: Finite | None = None  # with `per: curve`: number of logged steps to reach it; null: their mean
+    budget: Literal["updates", "tokens", "labels"] | None = None  # what is as large as in the baselines
+    testbed: str = ""  # what the check is run on, and what it cannot show
+    changed: Natural = 0  # how often the check was changed after its first result
+
+    def __post_init__(self) -> None:
+        if not self.baselines:
+            raise RecipeError("claim.against: expected one or several baseline recipes, got none")
+        if self.level is not None and self.per != "curve":
+            raise RecipeError("claim.level: applies to `per: curve` only; remove it, or set per: curve")
+        if START in self.baselines and self.per != "prompt":
+            raise RecipeError(
+                f"claim.per: expected prompt with `against: {START}`, whose answers are compared one by "
+                f"one, got {self.per!r}"
+            )
+        if self.max_seeds is not None and self.max_seeds < self.seeds:
+            raise RecipeError(
+                f"claim.max_seeds: expected at least claim.seeds ({self.seeds}), got {self.max_seeds}"
+            )
+
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        return (self.against,) if isinstance(self.against, str) else tuple(self.against)
+
+    @property
+    def most_seeds(self) -> int:
+        return self.max_seeds or max(MOST_SEEDS, self.seeds)
 
 
 @record
@@ -306,7 +342,7 @@ class Recipe:
     paper: str = ""  # arXiv identifier
     profile: str = "cpu"  # hardware profile
     seed: Seed = 0  # of sampling and training
-    claim: Claim | None = None  # what `ratchet compare` tests
+    claim: Claim | None = None  # what `ratchet claims` tests
     demonstrate: Demonstrate | None = None  # data sets from the base model's answers
     sft: Sft | None = None  # supervised fine-tuning
     preferences: Preferences | None = None  # pairs from the SFT policy's answers

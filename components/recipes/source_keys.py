@@ -10,6 +10,7 @@ from ratchet.components.recipes.recipe import plain
 from ratchet.components.stages import STAGES
 from ratchet.components.storage.definitions import Sources
 
+GENERATED = "generate:"  # address of a testbed's data
 STARTS = ("ratchet.components.stages.job", "run_job")  # entry point shared by all stages
 
 
@@ -46,6 +47,10 @@ def _named(value: Any, pieces: Mapping[str, object], within: bool = False) -> It
     elif isinstance(value, (list, tuple)):
         for inner in value:
             yield from _named(inner, pieces, within)
+    elif isinstance(value, str) and value.startswith(GENERATED):
+        testbed = value.removeprefix(GENERATED).partition("?")[0]
+        if testbed in catalogue("testbed"):
+            yield testbed
     elif isinstance(value, str) and value in pieces and (within or "." in value):
         yield value
 

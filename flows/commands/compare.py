@@ -135,8 +135,9 @@ def _recipes(
             ],
         )
     )
-    for name, says in found["claims"].items():
-        console.print(f"{name} claims {says}", highlight=False, markup=False, soft_wrap=True)
+    for name, sayings in found["claims"].items():
+        for says in sayings:
+            console.print(f"{name} claims {says}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _table(columns: list[str], rows: Any) -> Any:

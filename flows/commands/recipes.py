@@ -14,32 +14,58 @@ app = typer.Typer(help="List, explain and check recipes.", no_args_is_help=True)
 
 @app.command("list")
 def list_recipes(as_json: Json = False) -> None:
-    """List the recipes that ship with Ratchet."""
+    """List the recipes that ship with Ratchet by family, with their paper and the verdict on their claim."""
     from ratchet.components.recipes.recipe import load, names
+    from ratchet.flows.catalogue import families, family
+    from ratchet.flows.claim_records import freshness, in_words, read
     from ratchet.flows.display import open_console, table_of
 
     recipes = {name: load(name)[0] for name in names()}
+    stored = read()
+    stale = freshness(stored, [name for name in recipes if name in stored and recipes[name].claim]).stale
+
+    def said(name: str) -> str:
+        return in_words(stored.get(name), name in stale) or ("not measured" if recipes[name].claim else "")
+
     if as_json:
         return print_json(
-            [{"recipe": name, "paper": one.paper, "about": one.about} for name, one in recipes.items()]
+            [
+                {
+                    "recipe": name,
+                    "family": family(one),
+                    "paper": one.paper,
+                    "about": one.about,
+                    "verdict": said(name),
+                }
+                for name, one in recipes.items()
+            ]
         )
-    table = table_of("recipe", "paper", "about")
-    for name, loaded in recipes.items():
-        table.add_row(name, loaded.paper, loaded.about)
+    table = table_of("recipe", "paper", "claim", "about")
+    for one, members in families(recipes).items():
+        table.add_row(f"[bold]{one}[/]", end_section=False)
+        for name in members:
+            table.add_row(f"  {name}", recipes[name].paper, said(name), recipes[name].about)
     open_console().print(table)
 
 
 @app.command()
 def explain(recipe: RecipeName, set: Set = [], profile: ProfileOption = None, as_json: Json = False) -> None:  # noqa: B006
-    """Print a recipe with every default written out, and its derived batch sizes and token counts."""
+    """Print a recipe with every default written out, its derived batch sizes and token counts, and what it
+    is: paper, pieces, its difference from its base, and what was measured of its claim.
+    """
     from ratchet.components.recipes.recipe import dump, load, plain
+    from ratchet.flows.catalogue import summary
+    from ratchet.flows.claim_records import read
     from ratchet.flows.display import open_console
 
     loaded, chosen = load(recipe, overrides=set, profile=profile)
     if as_json:
         return print_json(plain({"recipe": loaded, "profile": chosen}))
     typer.echo(dump(loaded, chosen))  # as it is: what Rich prints it wraps
-    open_console(highlight=False).print(sizes(loaded, chosen))
+    console = open_console(highlight=False)
+    console.print(sizes(loaded, chosen))
+    for line in ["", *summary(loaded, read())]:
+        console.print(line, markup=False, soft_wrap=True)
 
 
 @app.command("check")

@@ -59,7 +59,7 @@ def launch(
     child = context.Process(
         target=_child, args=(dict(request), send, str(log), os.getpid(), tuple(devices)), daemon=False
     )
-    with _without_main():
+    with without_main():
         child.start()
     send.close()
     try:
@@ -101,7 +101,7 @@ def environment() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _without_main() -> Iterator[None]:
+def without_main() -> Iterator[None]:
     """Prevent multiprocessing from re-running the script that started the flow."""
     main = sys.modules["__main__"]
     kept = {name: getattr(main, name) for name in ("__spec__", "__file__") if hasattr(main, name)}

@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from ratchet.components.errors import ContractError, DataError, StoreError
+from ratchet.components.evaluation.verdicts import spent
 from ratchet.components.recipes.schema import Champion
 from ratchet.tasks.process.locks import registry_lock
 from ratchet.tasks.registry.registry import (
@@ -72,11 +73,6 @@ class Comparison:
             "interval, "
             f"comparison {self.number} of this champion)"
         )
-
-
-def spent(number: int, alpha: float = Champion.alpha) -> float:
-    """Error rate of the `number`-th comparison: alpha / (k (k + 1)), which sums to alpha over all k."""
-    return alpha / (number * (number + 1))
 
 
 def against_champion(

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -122,6 +123,7 @@ def test_reproduce_prints_json(home: Path, state: str, monkeypatch: pytest.Monke
         "show",
         "runs",
         "compare",
+        "claims",
         "lineage",
         "reproduce",
         "doctor",
@@ -193,22 +195,19 @@ def test_compare_rejects_invalid_arguments_before_running(
         compare(["sft"], seeds=[0], home=tmp_path, metric="win_rat")
 
 
-def test_claim_needs_enough_seeds_and_an_interval_beyond_its_bound() -> None:
+def test_compare_judges_claims_as_the_claim_checks_do() -> None:
     higher = Claim(against="sft", metric="win_rate", at_least=0.01, seeds=3)
-    assert (
-        verdict(higher, {"low": 0.02, "high": 0.05}, 3) == "win_rate higher than sft by more than 0.01: shown"
-    )
-    assert verdict(higher, {"low": -0.02, "high": 0.05}, 3).endswith("not shown, the interval holds both")
-    assert verdict(higher, {"low": -0.02, "high": 0.005}, 3).endswith("refuted")
-    assert "the claim asks for 3 seeds, these are 2" in verdict(higher, {"low": 0.02, "high": 0.05}, 2)
+    rows = np.array([[0.05, 0.06], [0.05, 0.06], [0.06, 0.05]])
+    assert verdict(higher, rows) == "win_rate higher than sft by more than 0.01: holds"
+    assert verdict(higher, -rows).endswith(": does not hold")
+    assert verdict(higher, rows - [[0.1], [0.0], [0.05]]).endswith(": undecided")
+    assert "the claim asks for 3 seeds, these are 2" in verdict(higher, rows[:2])
     lower = Claim(against="sft", metric="final.length", direction="lower", at_least=1.0)
-    assert verdict(lower, {"low": -5.0, "high": -2.0}, 3).endswith("shown") and verdict(
-        lower, {"low": 2.0, "high": 5.0}, 3
-    ).endswith("refuted")
+    assert verdict(lower, -100 * rows).endswith(": holds")
 
 
 def test_compare_prints_the_result_of_each_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wins = {"chat": [0.75, 1.0], "chat_offline": [0.5, 0.5]}
+    wins = {"chat": [0.95, 1.0], "chat_offline": [0.5, 0.5]}
 
     def opened(recipe: str, **_: Any) -> SimpleNamespace:
         (tmp_path / recipe).mkdir(exist_ok=True)
@@ -223,7 +222,7 @@ def test_compare_prints_the_result_of_each_claim(tmp_path: Path, monkeypatch: py
     )
     for recipes in (["chat", "chat_offline"], ["chat_offline", "chat"]):
         assert compare(recipes, seeds=range(3), home=tmp_path)["claims"] == {
-            "chat": "win_rate higher than chat_offline: shown"
+            "chat": ["win_rate higher than chat_offline: holds"]
         }
     assert compare(["chat"], seeds=range(3), home=tmp_path)["claims"] == {}, "its baseline was not run"
     assert compare(recipes, seeds=range(3), home=tmp_path, metric="final.gold")["claims"] == {}, (

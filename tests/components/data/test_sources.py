@@ -411,7 +411,7 @@ def test_generate_tiny_language(tmp_path):
         "tiny_corpus?sise=3": "no option 'sise'; did you mean 'size'",
         "chain_sums": "did you mean 'chain_sum'",
         "chain_sum?max_term=3": "did you mean 'max_terms'",
-        "tiny_pairs?size=0": "no rows",
+        "tiny_pairs?size=0": "expected 1 or more, got 0",
     }.items():
         with pytest.raises(SourceError, match=message):
             fetch(f"generate:{what}", tmp_path / "c")

@@ -1,0 +1,113 @@
+"""The catalogue of recipes: families, what a recipe is in a few lines, and its difference from its base."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ratchet.components.piece import SLOTS, catalogue
+from ratchet.components.recipes.phases import sections
+from ratchet.components.recipes.recipe import plain
+from ratchet.components.recipes.schema import Online, Recipe, Reward
+from ratchet.components.recipes.yaml_files import read_yaml, shipped
+from ratchet.flows.claim_records import Verdict, effect, key_of, sentence
+
+FAMILIES = (
+    "Supervised fine-tuning",
+    "Reward modelling",
+    "Best-of-n decoding",
+    "Offline preference learning",
+    "Online preference learning, in rounds",
+    "Policy gradient, in on-policy steps",
+)
+
+
+def family(recipe: Recipe) -> str:
+    """Family of a recipe: by the last thing that it trains."""
+    if recipe.evaluate and recipe.evaluate.best_of:
+        return FAMILIES[2]
+    trained = [one.section for one in sections(recipe)]
+    online = [section for section in trained if isinstance(section, Online)]
+    if online:
+        return FAMILIES[5] if online[-1].cadence == "step" else FAMILIES[4]
+    if recipe.offline:
+        return FAMILIES[3]
+    return FAMILIES[1] if any(isinstance(section, Reward) for section in trained) else FAMILIES[0]
+
+
+def families(recipes: Mapping[str, Recipe]) -> dict[str, list[str]]:
+    """Names of recipes by family, in the order of `FAMILIES`."""
+    found = {one: [name for name, recipe in recipes.items() if family(recipe) == one] for one in FAMILIES}
+    return {one: names for one, names in found.items() if names}
+
+
+def summary(recipe: Recipe, stored: Mapping[str, Verdict]) -> list[str]:
+    """What a recipe is, line by line: paper, base and difference, pieces with their papers, claim."""
+    lines = [f"{recipe.name}: {recipe.about}", f"family      {family(recipe)}", f"paper       {recipe.paper}"]
+    own, base = difference(recipe.name), recipe.base
+    if base:
+        lines += [f"base        {base}; its own keys:", *(f"  {key}: {value}" for key, value in own.items())]
+    lines += ["pieces", *(f"  {line}" for line in pieces(recipe))]
+    if recipe.claim:
+        lines += [f"claim       {sentence(recipe.claim)}"]
+        lines += [f"testbed     {recipe.claim.testbed}"] if recipe.claim.testbed else []
+        lines += measured(recipe.name, stored)
+    return lines
+
+
+def measured(name: str, stored: Mapping[str, Verdict]) -> list[str]:
+    """The stored verdict on a recipe's claim, line by line."""
+    if name not in stored:
+        return [f"measured    not yet: ratchet claims {name}"]
+    one = stored[name]
+    stale = " (stale: the definitions changed since)" if one.key != key_of(name) else ""
+    effects = [f"  against {against}: {effect(row)}" for against, row in one.comparisons.items()]
+    return [
+        f"measured    {one.verdict}{stale}, {one.seeds} seeds, {one.minutes:.1f} minutes",
+        *effects,
+        f"  {one.note or one.why}",
+    ]
+
+
+def difference(name: str) -> dict[str, Any]:
+    """What a shipped recipe sets over its base, as dotted keys; empty for a recipe of one's own."""
+    path = shipped().get(name)
+    if path is None:
+        return {}
+    raw = read_yaml(path, "")
+    words = ("schema", "base", "about", "paper", "claim", "name")
+    return dict(_dotted({key: value for key, value in raw.items() if key not in words}))
+
+
+def _dotted(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value and "name" not in value:
+        for key, inner in value.items():
+            yield from _dotted(inner, f"{where}.{key}".lstrip("."))
+    else:
+        yield where, value
+
+
+def pieces(recipe: Recipe) -> list[str]:
+    """The pieces that a recipe names, with the first line of their documentation and their paper."""
+    known = {name: one for slot in SLOTS for name, one in catalogue(slot).items()}
+    lines: dict[str, str] = {}
+    for name in _named(plain(recipe)):
+        if name in known and name not in lines:
+            one = known[name]
+            first = " ".join(one.doc.split("\n\n")[0].split())
+            lines[name] = f"{name} ({one.slot}{', ' + one.paper if one.paper else ''}): {first}"
+    return list(lines.values())
+
+
+def _named(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        if isinstance(value.get("name"), str):
+            yield value["name"]
+        for key, inner in value.items():
+            if key != "claim":
+                yield from _named(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _named(inner)
+    elif isinstance(value, str) and value.startswith("generate:"):
+        yield value.removeprefix("generate:").partition("?")[0]

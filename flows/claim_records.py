@@ -1,0 +1,224 @@
+"""Stored verdicts on the recipes' claims: `docs/claims.json`, its table in `docs/claims.md`, and which are
+stale.
+
+A verdict carries a key of what it was measured with: the claim, and the store keys of all stages of its arms
+(recipe slices, data, source code). A verdict whose key differs from the present one is stale: the definitions
+changed since, and `ratchet claims --record` measures it again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ratchet.components.errors import DataError, RecipeError
+from ratchet.components.recipes.conform import conform, record
+from ratchet.components.recipes.plan import Stage, plan, source_digest
+from ratchet.components.recipes.ranges import Finite, Natural, NotNegative
+from ratchet.components.recipes.recipe import load, names, plain
+from ratchet.components.recipes.schema import START, Claim, Recipe
+from ratchet.components.storage.store import digest, write_atomic
+
+STORED = Path(__file__).resolve().parent.parent / "docs" / "claims.json"
+PROFILE = "claims"
+VERDICTS = ("holds", "does not hold", "undecided")
+REPORTED = ("resolved", "about", "recipe", "gates")
+"""Options of a report that change none of its numbers."""
+BEGIN, END = "<!-- begin: claims -->", "<!-- end: claims -->"
+
+
+@record
+class Comparison:
+    """The method against one baseline: mean difference with its interval, and what each used of the budget
+    that is held equal (mean over seeds; null: not measured).
+    """
+
+    decision: str
+    mean: Finite | None = None
+    low: Finite | None = None
+    high: Finite | None = None
+    level: Finite | None = None
+    own: list[Finite] = field(default_factory=list)  # by seed; empty with `start`
+    baseline: list[Finite] = field(default_factory=list)  # by seed
+    own_budget: NotNegative | None = None
+    baseline_budget: NotNegative | None = None
+
+
+@record
+class Verdict:
+    """A stored verdict. `note`: a reason written by hand, kept while the verdict stays the same."""
+
+    recipe: str
+    claim: str
+    verdict: str
+    why: str
+    seeds: Natural
+    minutes: NotNegative
+    key: str
+    comparisons: dict[str, Comparison]
+    changed: Natural = 0
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.verdict not in VERDICTS:
+            raise RecipeError(f"verdict: {self.verdict!r} is not one of {', '.join(VERDICTS)}")
+        if not self.comparisons:
+            raise RecipeError("comparisons: expected one for each baseline, got none")
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """Whether stored verdicts belong to the present definitions: recipe -> why it is stale."""
+
+    stale: Mapping[str, str]
+    missing: tuple[str, ...]
+
+
+def sentence(claim: Claim) -> str:
+    """The claim in words."""
+    what = {
+        "prompt": claim.metric,
+        "seed": claim.metric,
+        "curve": f"logged steps until {claim.metric} reaches {claim.level:g}"
+        if claim.level is not None
+        else f"mean of {claim.metric} over the steps",
+    }[claim.per]
+    margin = f" by more than {claim.at_least:g}" if claim.at_least else ""
+    named = " and ".join("its start" if one == START else one for one in claim.baselines)
+    equal = f", equal {claim.budget}" if claim.budget else ""
+    return f"{what} {claim.direction} than {named}{margin}{equal}"
+
+
+def is_tiny(recipe: Recipe) -> bool:
+    """Whether the policy is the model of a million parameters, whose stages take seconds on one thread."""
+    return recipe.models["policy"].format == "tiny"
+
+
+def profile_of(recipe: str) -> str | None:
+    """Profile of a claim check: `claims` for the tiny model, else the recipe's own (None)."""
+    return PROFILE if is_tiny(load(recipe)[0]) else None
+
+
+def claiming() -> list[str]:
+    """Shipped recipes with a claim."""
+    return [name for name in names() if load(name)[0].claim]
+
+
+def key_of(recipe: str) -> str:
+    """Key of the present definitions of a claim: the claim and every stage of its arms at seed 0."""
+    claim = load(recipe)[0].claim
+    assert claim is not None, "only for recipes with a claim"
+    wanted = {
+        name: value for name, value in plain(claim).items() if name not in ("testbed", "changed", "max_seeds")
+    }
+    arms = [recipe, *(one for one in claim.baselines if one != START)]
+    return digest([wanted, [_arm(one) for one in arms]])[:16]
+
+
+def _arm(recipe: str) -> list[str]:
+    loaded, profile = load(recipe, overrides=["seed=0"], profile=profile_of(recipe))
+    stages = plan(loaded, profile)
+    return [_report_key(stage, stages) if stage.kind == "report" else stage.key for stage in stages.values()]
+
+
+def _report_key(stage: Stage, stages: Mapping[str, Stage]) -> str:
+    """Key of a report without the words that it prints."""
+    options = {name: value for name, value in stage.options.items() if name not in REPORTED}
+    inputs = {role: stages[name].key for role, name in stage.inputs.items() if stages[name].kind != "report"}
+    return digest([stage.does, options, inputs, source_digest(stage.does, stage.options)])
+
+
+def read(path: Path = STORED) -> dict[str, Verdict]:
+    """Stored verdicts by recipe; none if the file does not exist. `DataError` for a wrong format."""
+    try:
+        rows = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(rows, list):
+        raise DataError(f"{path}: expected a list of verdicts, got {type(rows).__name__}")
+    found = {}
+    for number, row in enumerate(rows):
+        try:
+            verdict = conform(Verdict, row, f"[{number}]")
+        except RecipeError as error:
+            raise DataError(f"{path}: {error}") from None
+        if verdict.recipe in found:
+            raise DataError(f"{path}: two verdicts on {verdict.recipe!r}; remove one")
+        found[verdict.recipe] = verdict
+    return found
+
+
+def write(verdicts: Iterable[Verdict], path: Path = STORED) -> None:
+    """Replace the verdicts on these recipes, keep the others, and refresh the table of `claims.md` beside the
+    file. Verdicts on recipes that no longer claim anything are removed.
+    """
+    found = read(path)
+    for one in verdicts:
+        before = found.get(one.recipe)
+        kept = before.note if before and before.verdict == one.verdict and not one.note else one.note
+        found[one.recipe] = dataclasses.replace(one, note=kept)
+    known = set(claiming())
+    rows = [plain(one) for name, one in sorted(found.items()) if name in known]
+    write_atomic(path, json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+    page = path.with_suffix(".md")
+    if page.exists():
+        page.write_text(filled(page.read_text(), read(path)))
+
+
+def freshness(stored: Mapping[str, Verdict], recipes: Iterable[str] | None = None) -> Fresh:
+    """Which stored verdicts are stale and which claims have none, of `recipes` (default: all that claim)."""
+    recipes = list(recipes if recipes is not None else claiming())
+    stale = {
+        name: "its definitions changed since it was measured"
+        for name in recipes
+        if name in stored and stored[name].key != key_of(name)
+    }
+    return Fresh(stale, tuple(name for name in recipes if name not in stored))
+
+
+def table(stored: Mapping[str, Verdict]) -> str:
+    """The verdicts as a Markdown table."""
+    rows = ["| recipe | claim | effect | verdict | seeds | minutes | why |", "|---|---|---|---|---|---|---|"]
+    for name, one in sorted(stored.items()):
+        effects = "<br>".join(effect(comparison) for comparison in one.comparisons.values())
+        cells = (
+            f"`{name}`",
+            one.claim,
+            effects,
+            f"**{one.verdict}**" if one.verdict == "holds" else one.verdict,
+            str(one.seeds),
+            f"{one.minutes:.1f}",
+            one.note or one.why,
+        )
+        rows.append("| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows)
+
+
+def effect(one: Comparison) -> str:
+    """Mean difference with its interval and confidence level."""
+    if one.mean is None or one.low is None or one.high is None or one.level is None:
+        return "not measured"
+    return f"{one.mean:+.3g} [{one.low:+.3g}, {one.high:+.3g}] at {100 * one.level:.3g} %"
+
+
+def filled(text: str, stored: Mapping[str, Verdict]) -> str:
+    """`docs/claims.md` with its table up to date."""
+    decided = sum(one.verdict != "undecided" for one in stored.values())
+    counts = (
+        f"{len(stored)} claims measured, {decided} decided: "
+        f"{sum(one.verdict == 'holds' for one in stored.values())} hold, "
+        f"{sum(one.verdict == 'does not hold' for one in stored.values())} do not."
+    )
+    block = f"{BEGIN}\n{counts}\n\n{table(stored)}\n{END}"
+    return re.sub(f"{BEGIN}.*?{END}", lambda _: block, text, flags=re.DOTALL)
+
+
+def in_words(stored: Verdict | None, stale: bool = False) -> str:
+    """One word or two for a list of recipes: the verdict, marked when it is stale."""
+    return "" if stored is None else f"{stored.verdict}{' (stale)' if stale else ''}"

@@ -1,0 +1,160 @@
+"""Numbers that claims compare, read from the products of finished runs: values of a metric per prompt or
+seed, training curves, and budgets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ratchet.components.errors import DataError, nearest
+from ratchet.components.recipes.plan import Stage
+from ratchet.components.recipes.schema import Claim
+from ratchet.tasks.pipeline import Pipeline
+
+Values = tuple[list[float], list[float], Any]
+
+
+def values(claim: Claim, own: Sequence[Pipeline], baseline: Sequence[Pipeline] | None) -> Values:
+    """Per seed the value of the recipe and of its baseline, and their differences: (seeds, prompts) with
+    `per: prompt`, else one per seed. `baseline` None: the recipe's own start. `DataError` for a metric that
+    was not measured, or other prompts in both arms.
+    """
+    if claim.per != "prompt":
+        assert baseline is not None, "the schema compares the start by prompts"
+        read = _curve if claim.per == "curve" else _scalar
+        mine, theirs = ([read(claim, one) for one in arm] for arm in (own, baseline))
+        return mine, theirs, [a - b for a, b in zip(mine, theirs, strict=True)]
+    found = [results_of(one) for one in own]
+    rows = np.array([_per_prompt(one, claim.metric) for one in found])
+    if baseline is None:
+        gains = np.array([_gain(one, claim.metric) for one in found])
+        return _means(rows), _means(rows - gains), gains
+    others = [results_of(one) for one in baseline]
+    for one, other in zip(found, others, strict=True):
+        if _panel(one) != _panel(other):
+            raise DataError(
+                f"{one['recipe']} and {other['recipe']} were evaluated on different prompts, which cannot be "
+                "paired; give both the same `data` and `evaluate`, or set claim.per to seed"
+            )
+    theirs = np.array([_per_prompt(one, claim.metric) for one in others])
+    return _means(rows), _means(theirs), rows - theirs
+
+
+def results_of(pipeline: Pipeline) -> dict[str, Any]:
+    """results.json of the run's last report."""
+    report = next(stage for stage in reversed(pipeline.stages.values()) if stage.kind == "report")
+    return json.loads((pipeline.artifact(report.name).path / "results.json").read_text())
+
+
+def _means(rows: np.ndarray) -> list[float]:
+    return [float(value) for value in rows.mean(1)]
+
+
+def _panel(results: dict[str, Any]) -> Any:
+    """What identifies the held-out prompts: their number and the first ones."""
+    count = len(next(iter(results["per_prompt"].values()), ()))
+    return count, [shown["prompt"] for shown in results.get("transcripts", ())]
+
+
+def _per_prompt(results: dict[str, Any], metric: str) -> list[float]:
+    known = results["per_prompt"]
+    if metric not in known:
+        raise DataError(f"{results['recipe']} measures no {metric!r} for each prompt{nearest(metric, known)}")
+    return known[metric]
+
+
+def _gain(results: dict[str, Any], metric: str) -> list[float]:
+    """Difference of each prompt's score to the policy before training: after SFT if there is one."""
+    score, known = metric.removeprefix("final."), results["per_prompt"]
+    for name in (f"{score}_gain", f"{score}_gain_base"):
+        if name in known:
+            return known[name]
+    raise DataError(f"{results['recipe']} measures no gain in {score!r} over its start")
+
+
+def _scalar(claim: Claim, pipeline: Pipeline) -> float:
+    results = results_of(pipeline)
+    known = results["metrics"]
+    for name in (claim.metric, f"{claim.metric}.mean"):
+        if name in known:
+            return float(known[name])
+    raise DataError(f"{results['recipe']} measures no {claim.metric!r}{nearest(claim.metric, known)}")
+
+
+def _curve(claim: Claim, pipeline: Pipeline) -> float:
+    """The mean of the logged values, or the number of logged steps until they reach `level`. A curve that
+    never does counts one step more than it has.
+    """
+    found = [line[claim.metric] for _, line in logged(pipeline) if claim.metric in line]
+    if not found:
+        known = sorted({name for _, line in logged(pipeline) for name in line})
+        raise DataError(f"{pipeline.recipe.name} logs no {claim.metric!r}{nearest(claim.metric, known)}")
+    if claim.level is None:
+        return float(np.mean(found))
+    return float(next((i for i, value in enumerate(found, 1) if value >= claim.level), len(found) + 1))
+
+
+def logged(pipeline: Pipeline) -> Iterator[tuple[Stage, dict[str, float]]]:
+    """Lines of the training logs (metrics.jsonl) of all stages, in the order of the plan."""
+    for stage in pipeline.stages.values():
+        file = pipeline.store.path(stage.name, stage.key) / "metrics.jsonl"
+        for text in file.read_text().splitlines() if file.exists() else ():
+            yield stage, json.loads(text).get("metrics", {})
+
+
+def budgets(
+    what: str, own: Sequence[Pipeline], baseline: Sequence[Pipeline]
+) -> tuple[float | None, float | None]:
+    """Means over seeds of what an arm used of a budget."""
+    measure = {"updates": updates, "tokens": tokens, "labels": labels}[what]
+    mine, theirs = (float(np.mean([measure(one) for one in arm])) for arm in (own, baseline))
+    return mine, theirs
+
+
+def _learning(pipeline: Pipeline) -> Iterator[tuple[Stage, dict[str, Any]]]:
+    """Stages that train the policy, with the metadata of their products."""
+    for stage in pipeline.stages.values():
+        meta = pipeline.artifact(stage.name).meta if stage.kind == "weights" else {}
+        if "steps" in meta and stage.does not in ("reward", "gold"):
+            yield stage, dict(meta)
+
+
+def updates(pipeline: Pipeline) -> float:
+    """Optimiser steps of the policy."""
+    return float(sum(meta.get("updates", meta["steps"]) for _, meta in _learning(pipeline)))
+
+
+def tokens(pipeline: Pipeline) -> float:
+    """Tokens that the policy was trained on; with on-policy steps, tokens that it sampled."""
+    trained = {stage.name for stage, _ in _learning(pipeline)}
+    lines = [line for stage, line in logged(pipeline) if stage.name in trained]
+    return float(
+        sum(
+            line.get("trainable_tokens", line.get("rollout/responses", 0) * line.get("rollout/length", 0))
+            for line in lines
+        )
+    )
+
+
+def labels(pipeline: Pipeline) -> float:
+    """Judgements of people or a verifier: labelled pairs and answers that the policy or a reward model
+    learned from, and without a reward model the scored answers of the policy.
+    """
+    counts = {s.name: _counts(pipeline, s) for s in pipeline.stages.values()}
+    does = {s.name: s.does for s in pipeline.stages.values()}
+    judged = max((c.get("kept", 0) for name, c in counts.items() if does[name] == "reward"), default=0)
+    read = sum(c.get("kept", 0) for name, c in counts.items() if does[name] == "prepare_offline")
+    if judged:
+        return float(judged + read)
+    return float(read + sum(line.get("rollout/responses", 0) for _, line in logged(pipeline)))
+
+
+def _counts(pipeline: Pipeline, stage: Stage) -> dict[str, float]:
+    """Counts of a learning stage's product."""
+    if stage.does not in ("reward", "prepare_offline"):
+        return {}
+    return pipeline.artifact(stage.name).meta.get("counts", {})

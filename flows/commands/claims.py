@@ -1,0 +1,96 @@
+"""`ratchet claims`: measure what recipes claim against their baselines."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ratchet.flows.commands.options import OUT, Home, Json, ProfileOption, print_json
+from ratchet.flows.startup import quiet_platforms
+
+
+def claims(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RECIPE]...", help="Recipes; all that have a claim when left out."),
+    ] = None,
+    home: Home = OUT,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that run stages of the tiny model.")] = 2,
+    profile: ProfileOption = None,
+    max_seeds: Annotated[
+        int | None, typer.Option(min=1, help="Add seeds up to this while undecided; default: the claim's.")
+    ] = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Write the verdicts to docs/claims.json and its table.")
+    ] = False,
+    stale: Annotated[
+        bool, typer.Option("--stale", help="Only claims whose stored verdict is missing or stale.")
+    ] = False,
+    status: Annotated[
+        bool, typer.Option("--status", help="Run nothing; print which stored verdicts are stale.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Check the claims of recipes: the recipe and its baselines with several seeds, on warm processes.
+    Finished stages are not run again. Prints each effect with its interval: holds, does not hold, undecided.
+    """
+    from ratchet.components.recipes.recipe import plain
+    from ratchet.flows.claim_records import claiming, freshness, read, write
+    from ratchet.flows.display import open_console
+
+    stored, wanted = read(), names or claiming()
+    if stale or status:
+        fresh = freshness(stored, wanted)
+        if status:
+            return _print_status(wanted, as_json)
+        wanted = [name for name in wanted if name in fresh.stale or name in fresh.missing]
+    quiet_platforms(home)
+    from ratchet.flows.claims import check_claims
+
+    console = open_console(highlight=False, stderr=as_json)
+
+    def settled(verdict: object) -> None:
+        if record:
+            write([verdict])  # pyright: ignore[reportArgumentType]  a Verdict
+        console.print(in_line(verdict), markup=False, soft_wrap=True)
+
+    verdicts = check_claims(
+        wanted,
+        home=home,
+        workers=workers,
+        profile=profile,
+        max_seeds=max_seeds,
+        settled=settled,
+        progress=lambda line: console.print(line, style="dim", markup=False, soft_wrap=True),
+    )
+    if as_json:
+        print_json([plain(one) for one in verdicts])
+
+
+def in_line(verdict: object) -> str:
+    """A verdict as one line of text."""
+    from ratchet.flows.claim_records import Verdict, effect
+
+    assert isinstance(verdict, Verdict)
+    effects = ", ".join(effect(one) for one in verdict.comparisons.values())
+    return (
+        f"{verdict.recipe}: {verdict.verdict}. {verdict.claim}: {effects}, {verdict.seeds} seeds, "
+        f"{verdict.minutes:.1f} min. {verdict.why}"
+    )
+
+
+def _print_status(names: list[str], as_json: bool) -> None:
+    from ratchet.flows.claim_records import freshness, read
+
+    stored = read()
+    fresh = freshness(stored, names)
+    states = {
+        name: "missing" if name in fresh.missing else "stale" if name in fresh.stale else "current"
+        for name in names
+    }
+    if as_json:
+        return print_json(states)
+    for name, state in states.items():
+        verdict = f", {stored[name].verdict}" if name in stored else ""
+        typer.echo(f"{name}: {state}{verdict}")

@@ -1,0 +1,114 @@
+"""Testbeds: one file each, documented, deterministic, with the properties that claims rely on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import ratchet.components.piece as pieces
+import ratchet.components.pieces.testbeds as folder
+from ratchet.components.data.generate import check_name, generate
+from ratchet.components.data.parsing import parse
+from ratchet.components.errors import SourceError
+from ratchet.components.piece import build, catalogue
+from ratchet.components.pieces.rewards.payoff import payoff
+from ratchet.components.recipes.plan import source_digest
+from ratchet.components.types import Context, Group, Prompt, Trajectory
+
+
+def rows(address: str, tmp_path: Path) -> list[dict]:
+    return [json.loads(line) for line in generate(address, tmp_path).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", list(catalogue("testbed")))
+def test_a_testbed_says_what_it_shows_and_its_rows_are_readable(name: str, tmp_path: Path) -> None:
+    doc = catalogue("testbed")[name].doc
+    assert "Shows:" in doc and ("Does not show:" in doc or "does not show" in doc.lower())
+    sized = "size" in catalogue("testbed")[name].options  # tiny_openers has every opener once
+    first, second = (f"{name}?seed={seed}{'&size=12' if sized else ''}" for seed in (3, 4))
+    file = generate(first, tmp_path)
+    text = file.read_text()
+    assert len(parse(file).kept) == (12 if sized else 240)
+    assert generate(first, tmp_path).read_text() == text != generate(second, tmp_path).read_text()
+
+
+def test_shipped_testbeds_generate_the_bytes_of_earlier_versions(tmp_path: Path) -> None:
+    def digest(address: str) -> str:
+        return hashlib.sha256(generate(address, tmp_path).read_bytes()).hexdigest()[:12]
+
+    assert digest("tiny_openers?seed=1") == "b88147f81d26"
+    assert {
+        name: digest(f"{name}?size=50&seed=1")
+        for name in ("tiny_corpus", "tiny_pairs", "tiny_labels", "tiny_sources")
+    } == {
+        "tiny_corpus": "0434bcda8bac",
+        "tiny_pairs": "50d617b53371",
+        "tiny_labels": "7f5674f3ff1a",
+        "tiny_sources": "fc0cbd862f23",
+    }
+
+
+def test_wrong_options_are_refused_before_anything_is_generated(tmp_path: Path) -> None:
+    for address, says in {
+        "tiny_pairs?sise=3": "no option 'sise'; did you mean 'size'",
+        "tiny_pairs?size=0": "expected 1 or more, got 0",
+        "tiny_sources?expert=1.5": "expected at most 1, got 1.5",
+        "tiny_pear": "no such data set",
+    }.items():
+        for use in (check_name, lambda what: generate(what, tmp_path)):
+            with pytest.raises(SourceError, match=says):
+                use(address)
+
+
+def test_a_new_testbed_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by its file name, checked, generated, and part of the store key of the stage that reads it."""
+    root = tmp_path / "components"
+    shutil.copytree(pieces.ROOT / "pieces", root / "pieces")
+    file = root / "pieces" / "testbeds" / "squares.py"
+    file.write_text('''"""Squares of numbers."""
+from ratchet.components.piece import piece
+from ratchet.components.recipes.ranges import Count
+
+
+@piece()
+def squares(*, size: Count = 3):
+    """Shows: nothing. Does not show: anything."""
+    for number in range(size):
+        yield {"id": str(number), "prompt": f"{number} squared?", "answer": str(number**2)}
+''')
+    monkeypatch.setattr(pieces, "ROOT", root)
+    monkeypatch.setattr(folder, "__path__", [*folder.__path__, str(file.parent)])
+    try:
+        check_name("squares?size=2")
+        with pytest.raises(SourceError, match="no option 'sides'"):
+            check_name("squares?sides=2")
+        made = parse(generate("squares?size=4", tmp_path)).kept
+    finally:
+        sys.modules.pop("ratchet.components.pieces.testbeds.squares", None)
+    assert [one.answer for one in made] == ["0", "1", "4", "9"]
+
+
+def test_the_store_key_of_the_data_follows_the_testbed() -> None:
+    def reached(address: str) -> str:
+        return source_digest("fetch_data", {"source": address, "sha256": None})
+
+    assert reached("generate:bandit?size=3") == reached("generate:bandit?size=4")
+    assert len({reached(f"generate:{name}") for name in ("bandit", "tiny_pairs", "chain_sum")}) == 3
+
+
+def test_a_bandit_has_one_best_action_in_each_context(tmp_path: Path) -> None:
+    found = rows("bandit?size=24&seed=5&contexts=4", tmp_path)
+    tables = [row["meta"]["payoff"] for row in found]
+    assert tables[0] == tables[4] != tables[1] and len(tables[0]) == 10
+    assert all(sorted(table.values())[-1] == 1.0 > 0.5 >= sorted(table.values())[-2] for table in tables)
+    row = found[0]
+    best = max(row["meta"]["payoff"], key=row["meta"]["payoff"].__getitem__)
+    answers = tuple(Trajectory(({"role": "assistant", "content": text},)) for text in (f" {best}", "12", ""))
+    group = Group(Prompt("a", ({"role": "user", "content": row["prompt"]},), meta=row["meta"]), answers)
+    assert payoff([group], Context())["reward.payoff"] == [[1.0, 0.0, 0.0]]
+    assert build("testbed", {"name": "bandit"}) is not None

@@ -1,0 +1,424 @@
+"""`ratchet claims`: graph of stages, verdicts from stored results, stored verdicts, warm workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from ratchet.components.errors import DataError, RecipeError
+from ratchet.components.recipes.plan import Stage
+from ratchet.components.recipes.recipe import load
+from ratchet.components.recipes.schema import Claim
+from ratchet.components.storage.store import Store, digest
+from ratchet.flows import claim_values, claims
+from ratchet.flows.claim_records import (
+    Comparison,
+    Verdict,
+    filled,
+    freshness,
+    key_of,
+    read,
+    sentence,
+    write,
+)
+from ratchet.flows.cli import app
+from ratchet.tasks.pipeline import Pipeline
+
+
+def finished(
+    publish: Any, home: Path, name: str, results: Mapping[str, Any], *, lines: Any = (), **meta: Any
+) -> Any:
+    """A run with a learning stage and a report, whose products are in the store."""
+    store, key = Store(home), digest([name, "improve"])
+    with store.working("improve", key) as work:
+        work.metrics.write_text("".join(json.dumps({"metrics": line}) + "\n" for line in lines))
+        learned = store.publish(work, "improve", key, "weights", [], {"seconds": 30.0, **meta})
+    report = publish("evaluate", {"policy": learned}, kind="report", text=name, results=results)
+    stages = {
+        "improve": Stage("improve", "improve", "weights", {}, {}, learned.digest),
+        "evaluate": Stage("evaluate", "evaluate", "report", {}, {"policy": "improve"}, report.digest),
+    }
+    run = SimpleNamespace(name=name, path=home / "runs" / name)
+    return Pipeline(load("rloo")[0], load("rloo")[1], stages, Store(home), run)  # pyright: ignore[reportArgumentType]
+
+
+def scored(rows: list[float], **more: Any) -> dict[str, Any]:
+    return {
+        "recipe": "one",
+        "per_prompt": {"final.reward.x": rows, "reward.x_gain_base": [0.5 * v for v in rows]},
+        "metrics": {"final.length": sum(rows)},
+        "transcripts": [{"prompt": "a"}],
+        **more,
+    }
+
+
+# --- numbers
+
+
+def test_values_per_prompt_are_paired_and_the_start_is_the_gain(publish: Any, tmp_path: Path) -> None:
+    own = [finished(publish, tmp_path, f"own{i}", scored([1.0, 2.0 + i])) for i in range(2)]
+    other = [finished(publish, tmp_path, f"other{i}", scored([0.5, 1.0])) for i in range(2)]
+    claim = Claim(against="dpo", metric="final.reward.x")
+    mine, theirs, gaps = claim_values.values(claim, own, other)
+    assert (mine, theirs, gaps.tolist()) == ([1.5, 2.0], [0.75, 0.75], [[0.5, 1.0], [0.5, 2.0]])
+    mine, theirs, gaps = claim_values.values(claim, own, None)
+    assert (theirs, gaps.tolist()) == ([0.75, 1.0], [[0.5, 1.0], [0.5, 1.5]])
+
+
+def test_different_prompts_are_not_paired(publish: Any, tmp_path: Path) -> None:
+    own = finished(publish, tmp_path, "own", scored([1.0, 2.0]))
+    other = finished(publish, tmp_path, "other", scored([1.0, 2.0], transcripts=[{"prompt": "b"}]))
+    with pytest.raises(DataError, match="different prompts"):
+        claim_values.values(Claim(against="dpo", metric="final.reward.x"), [own], [other])
+    with pytest.raises(DataError, match=r"final.reward.y.*'final.reward.x'"):
+        claim_values.values(Claim(against="dpo", metric="final.reward.y"), [own], [own])
+
+
+def test_scalars_and_curves_are_one_number_per_seed(publish: Any, tmp_path: Path) -> None:
+    fast = finished(publish, tmp_path, "fast", scored([1.0]), lines=[{"r": 0.0}, {"r": 1.0}, {"r": 1.0}])
+    slow = finished(publish, tmp_path, "slow", scored([3.0]), lines=[{"r": 0.0}, {"r": 0.0}, {"q": 9.0}])
+    length = Claim(against="dpo", metric="final.length", per="seed")
+    assert claim_values.values(length, [fast], [slow])[2] == [-2.0]
+    area = Claim(against="dpo", metric="r", per="curve")
+    assert claim_values.values(area, [fast], [slow])[2] == [pytest.approx(2 / 3)]
+    reach = Claim(against="dpo", metric="r", per="curve", level=0.5)
+    assert claim_values.values(reach, [fast], [slow])[:2] == ([2.0], [3.0]), "never: one more than logged"
+
+
+def test_budgets_are_updates_tokens_and_labels(publish: Any, tmp_path: Path) -> None:
+    lines = [{"rollout/responses": 4.0, "rollout/length": 10.0}, {"trainable_tokens": 7.0}]
+    run = finished(publish, tmp_path, "run", scored([1.0]), lines=lines, steps=3, updates=6)
+    assert claim_values.budgets("updates", [run], [run]) == (6.0, 6.0)
+    assert (claim_values.tokens(run), claim_values.labels(run)) == (47.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    "decision, own, baseline, fair",
+    [
+        ("holds", 120, 100, False),
+        ("holds", 50, 100, True),
+        ("does not hold", 50, 100, False),
+        ("does not hold", 200, 100, True),
+        ("undecided", 1, 100, True),
+        ("holds", 105, 100, True),
+    ],
+)
+def test_a_larger_budget_decides_nothing(decision: str, own: float, baseline: float, fair: bool) -> None:
+    assert claims._fair(decision, own, baseline) == fair
+
+
+# --- verdicts
+
+
+def check_of(publish: Any, home: Path, own: float, other: float, **claim: Any) -> claims.Check:
+    made = Claim(against="dpo", metric="final.reward.x", at_least=0.1, **claim)
+    check = claims.Check("rloo", made, [3])
+    for seed in range(3):
+        for arm, value in (("rloo", own), ("dpo", other)):
+            shift = 0.05 * (seed - 1) if arm == "rloo" else 0.0
+            rows = scored([value + shift, value + shift + 0.02])
+            check.pipelines[arm, seed] = finished(publish, home, f"{arm}{seed}", rows, steps=5)
+            check.reports[arm, seed] = ("evaluate", f"{arm}{seed}")
+    return check
+
+
+@pytest.mark.parametrize("own, says", [(0.9, "holds"), (0.4, "does not hold"), (0.6, "undecided")])
+def test_a_claim_is_settled_from_its_reports(publish: Any, tmp_path: Path, own: float, says: str) -> None:
+    check = check_of(publish, tmp_path, own, 0.5, budget="updates")
+    graph = claims.Graph(done=set(check.reports.values()))
+    found = claims._settle(check, lambda *_: pytest.fail("no more seeds"), graph)  # pyright: ignore[reportArgumentType]
+    assert found is not None and (found.verdict, found.seeds) == (says, 3)
+    assert found.comparisons["dpo"].own_budget == 5 and found.comparisons["dpo"].mean == pytest.approx(
+        own - 0.5
+    )
+
+
+def test_a_failed_stage_leaves_its_claim_undecided(publish: Any, tmp_path: Path) -> None:
+    check = check_of(publish, tmp_path, 0.9, 0.5)
+    graph = claims.Graph(failed={check.reports["dpo", 1]: "stage sft failed: no memory"})
+    found = claims._settle(check, None, graph)  # pyright: ignore[reportArgumentType]
+    assert found is not None and (found.verdict, found.why) == ("undecided", "stage sft failed: no memory")
+
+
+def test_a_claim_waits_for_its_reports(publish: Any, tmp_path: Path) -> None:
+    assert claims._settle(check_of(publish, tmp_path, 1, 0), None, claims.Graph()) is None  # pyright: ignore[reportArgumentType]
+
+
+def test_seeds_are_added_while_undecided(publish: Any, tmp_path: Path) -> None:
+    check = check_of(publish, tmp_path, 0.6, 0.5)
+    check.counts = [3, 5]
+    graph, asked = claims.Graph(done=set(check.reports.values())), []
+
+    def opened(arm: str, seed: int) -> Any:
+        asked.append((arm, seed))
+        value = 0.9 if arm == "rloo" else 0.5
+        run = finished(publish, tmp_path, f"{arm}{seed}", scored([value, value]))
+        graph.done.add(("evaluate", run.stages["evaluate"].key))
+        return run
+
+    found = claims._settle(check, opened, graph)  # pyright: ignore[reportArgumentType]
+    assert asked == [("rloo", 3), ("dpo", 3), ("rloo", 4), ("dpo", 4)]
+    assert found is not None and found.seeds == 5 and found.comparisons["dpo"].level == pytest.approx(0.9875)
+
+
+# --- graph
+
+
+def test_equal_keys_are_one_node_and_a_failure_reaches_its_dependants_only(tmp_path: Path) -> None:
+    def run(name: str) -> Any:
+        rows = [
+            ("base", ()),
+            ("sft", ("base",)),
+            (f"own_{name}", ("sft",)),
+            (f"report_{name}", (f"own_{name}",)),
+        ]
+        stages = {
+            one: Stage(one, one, "report" if "report" in one else "weights", {}, {p: p for p in parents}, one)
+            for one, parents in rows
+        }
+        return SimpleNamespace(stages=stages, store=Store(tmp_path), recipe=SimpleNamespace(name=name))
+
+    graph = claims.Graph()
+    reports = [graph.want(run(name)) for name in "ab"]
+    assert len(graph.waiting) == 6 and [node[0] for node, _ in graph.ready()] == ["base"]
+    for name in ("base", "sft"):
+        graph.start((name, name))
+        graph.finish((name, name), "")
+    assert [node[0] for node, _ in graph.ready()] == ["own_a", "own_b"]
+    graph.start(("own_a", "own_a"))
+    graph.finish(("own_a", "own_a"), "out of memory")
+    assert "own_a failed: out of memory" in graph.failed[reports[0]] and reports[1] in graph.waiting
+
+
+def test_recipes_without_a_claim_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="dpo_hh claims nothing"):
+        claims.check_claims(["dpo_hh"], home=tmp_path)
+
+
+# --- stored verdicts
+
+
+def verdict(recipe: str = "rloo", **more: Any) -> Verdict:
+    one = Comparison("holds", 0.2, 0.15, 0.25, 0.95, [0.6], [0.4])
+    return Verdict(recipe, "a claim", "holds", "beyond 0.1", 3, 1.0, "key", {"start": one}, **more)
+
+
+def test_verdicts_are_stored_with_their_table_and_keep_a_note(tmp_path: Path) -> None:
+    page, path = tmp_path / "claims.md", tmp_path / "claims.json"
+    page.write_text("# Claims\n<!-- begin: claims -->\n<!-- end: claims -->\nend\n")
+    write([verdict(note="because | so")], path)
+    write([verdict()], path)
+    stored = read(path)
+    assert stored["rloo"].note == "because | so" and "because \\| so" in page.read_text()
+    assert filled(page.read_text(), stored) == page.read_text() and page.read_text().endswith("end\n")
+    write([dataclasses.replace(verdict(), verdict="undecided")], path)
+    assert read(path)["rloo"].note == "", "a note is about one verdict"
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("{}", "expected a list"),
+        ("[", "not valid JSON"),
+        ('[{"recipe": "rloo"}]', "needs"),
+        (
+            json.dumps([{**json.loads(json.dumps(dataclasses.asdict(verdict()))), "verdict": "maybe"}]),
+            "maybe",
+        ),
+        (json.dumps([dataclasses.asdict(verdict())] * 2), "two verdicts"),
+    ],
+)
+def test_a_wrong_format_of_stored_verdicts_is_an_error(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "claims.json").write_text(text)
+    with pytest.raises(DataError, match=says):
+        read(tmp_path / "claims.json")
+
+
+def test_a_verdict_is_stale_when_its_definitions_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = key_of("rloo")
+    stored = {"rloo": verdict()}
+    assert freshness(stored, ["rloo", "instruct"]).stale.keys() == {"rloo"}
+    assert freshness(stored, ["rloo", "instruct"]).missing == ("instruct",)
+    stored = {"rloo": dataclasses.replace(verdict(), key=key)}
+    assert not freshness(stored, ["rloo"]).stale
+    real = load
+
+    def changed(name: Any, overrides: Any = (), **more: Any) -> Any:
+        return real(name, overrides=[*overrides, "online.rounds=7"], **more)
+
+    monkeypatch.setattr("ratchet.flows.claim_records.load", changed)
+    assert freshness(stored, ["rloo"]).stale
+
+
+def test_the_words_of_a_recipe_change_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    key, real = key_of("rloo"), load
+    monkeypatch.setattr(
+        "ratchet.flows.claim_records.load",
+        lambda name, overrides=(), **more: real(name, overrides=[*overrides, "about=other words"], **more),
+    )
+    assert key_of("rloo") == key
+
+
+def test_a_claim_in_words() -> None:
+    claim = Claim(against=["sft", "start"], metric="m", at_least=0.1, budget="updates")
+    assert sentence(claim) == "m higher than sft and its start by more than 0.1, equal updates"
+    curve = Claim(against="sft", metric="m", per="curve", level=0.5, direction="lower")
+    assert sentence(curve) == "logged steps until m reaches 0.5 lower than sft"
+
+
+# --- the whole command
+
+
+class Pool:
+    """Workers that publish a product for each stage at once. `most`: stages until the check is killed."""
+
+    def __init__(self, most: int = 99) -> None:
+        self.made: list[tuple[str, str]] = []
+        self.most, self.jobs = most, []
+
+    def __call__(self, *_: Any) -> Pool:
+        return self
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    @property
+    def idle(self) -> int:
+        return 2 - len(self.jobs)
+
+    busy = 0
+
+    def start(self, job: Any, pipeline: Any, stage: str) -> None:
+        if len(self.made) == self.most:
+            raise KeyboardInterrupt
+        planned = pipeline.stages[stage]
+        with pipeline.store.working(stage, planned.key) as work:
+            (work.product / "results.json").write_text(json.dumps(scored(pipeline.rows)))
+            inputs = [pipeline.artifact(parent).digest for parent in planned.inputs.values()]
+            pipeline.store.publish(work, stage, planned.key, planned.kind, inputs, {"seconds": 6.0})
+        self.made.append((stage, planned.key))
+        self.jobs.append(job)
+
+    def finished(self) -> list[Any]:
+        jobs, self.jobs = self.jobs, []
+        return [SimpleNamespace(job=job, error="") for job in jobs]
+
+
+def test_a_killed_check_continues_and_shared_stages_are_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data shared by all arms and seeds, SFT shared by the arms of a seed."""
+
+    def opened(recipe: str, *, home: Path, overrides: list[str], **_: Any) -> Any:
+        seed = overrides[0].removeprefix("seed=")
+        keys = {
+            "raw": "all",
+            "sft": seed,
+            "improve": f"{recipe} {seed}",
+            "evaluate": f"{recipe} {seed} report",
+        }
+        before, stages = None, {}
+        for name, key in keys.items():
+            kind = "report" if name == "evaluate" else "weights"
+            stages[name] = Stage(name, name, kind, {}, {"in": before} if before else {}, digest(key))
+            before = name
+        run = Pipeline(*load("rloo"), stages, Store(home), SimpleNamespace(name=f"{recipe}{seed}"))  # pyright: ignore[reportArgumentType]
+        run.rows = [0.9, 0.8] if recipe == "rloo" else [0.5, 0.4]  # pyright: ignore[reportAttributeAccessIssue]
+        return run
+
+    claim = Claim(against="dpo", metric="final.reward.x", max_seeds=3)
+    monkeypatch.setattr(claims, "Pipeline", SimpleNamespace(open=opened))
+    monkeypatch.setattr(claims, "_check", lambda name, most: claims.Check(name, claim, [3]))
+    monkeypatch.setattr(claims, "key_of", lambda name: "key")
+    killed, resumed, again = Pool(most=5), Pool(), Pool()
+    monkeypatch.setattr(claims, "Workers", killed)
+    with pytest.raises(KeyboardInterrupt):
+        claims.check_claims(["rloo"], home=tmp_path)
+    monkeypatch.setattr(claims, "Workers", resumed)
+    (found,) = claims.check_claims(["rloo"], home=tmp_path)
+    made = killed.made + resumed.made
+    assert len(killed.made) == 5 and len(made) == len(set(made)) == 1 + 3 + 6 + 6
+    assert [stage for stage, _ in made].count("sft") == 3
+    assert (found.verdict, found.seeds, found.minutes) == ("holds", 3, 1.6)
+    assert found.comparisons["dpo"].mean == pytest.approx(0.4)
+    monkeypatch.setattr(claims, "Workers", again)
+    assert claims.check_claims(["rloo"], home=tmp_path) == [found] and not again.made
+
+
+@pytest.mark.slow  # a minute: preloading torch in the fork server and eight stages
+def test_claims_run_on_warm_workers_and_again_from_the_store(
+    fresh_home: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a learning rate nothing is learned; the second run makes nothing."""
+    (tmp_path / "none.yaml").write_text(
+        "schema: 1\nbase: bandit\nabout: a test\npaper: arXiv:0000.00000\n"
+        "online: {rounds: 1, prompts_per_round: 4, fit: {learning_rate: 1.0e-9}}\n"
+        "evaluate: {prompts: 8}\n"
+        "claim: {against: start, metric: final.reward.payoff, at_least: 0.5, seeds: 3, max_seeds: 3}\n"
+    )
+    home, lines = fresh_home("claims"), list[str]()
+    (found,) = claims.check_claims([str(tmp_path / "none.yaml")], home=home, workers=1, progress=lines.append)
+    made = [line.split()[0] for line in lines]
+    assert made.count("improve") == made.count("evaluate") == 3 and made.count("raw") == 1, lines
+    assert (found.verdict, found.seeds) == ("does not hold", 3)
+    assert found.comparisons["start"].mean == pytest.approx(0, abs=0.2)
+    monkeypatch.setattr(claims.Graph, "start", lambda *_: pytest.fail("made again"))
+    assert claims.check_claims([str(tmp_path / "none.yaml")], home=home, workers=1) == [found]
+
+
+def test_a_failing_stage_is_reported_and_the_worker_goes_on(fresh_home: Any) -> None:
+    from ratchet.tasks.process.workers import Workers
+
+    home = fresh_home("failing")
+    bad, good = (
+        Pipeline.open("bandit", home=home, overrides=more, profile="claims")
+        for more in (["data.source=path:/no/such.jsonl"], [])
+    )
+    with Workers(1, home / "claims") as pool:
+        for job, run in (("bad", bad), ("good", good)):
+            pool.start(job, run, "raw")
+            (ended,) = pool.finished()
+            assert ended.job == job and bool(ended.error) == (job == "bad")
+            assert "no/such" in ended.error or job == "good"
+
+
+# --- the catalogue
+
+
+def test_recipes_are_listed_by_family_with_their_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = {"rloo": dataclasses.replace(verdict(), key=key_of("rloo")), "bandit": verdict("bandit")}
+    monkeypatch.setattr("ratchet.flows.claim_records.read", lambda: stored)
+    rows = {
+        row["recipe"]: row
+        for row in json.loads(CliRunner().invoke(app, ["recipes", "list", "--json"]).output)
+    }
+    assert rows["rloo"]["verdict"] == "holds" and rows["bandit"]["verdict"] == "holds (stale)"
+    assert rows["dpo_hh"]["verdict"] == "" and rows["chat"]["verdict"] == "not measured"
+    assert rows["rloo"]["family"] == "Policy gradient, in on-policy steps"
+    text = CliRunner().invoke(app, ["recipes", "list"]).output
+    assert text.index("Offline preference learning") < text.index("dpo") < text.index("ppo")
+
+
+def test_explain_says_what_a_recipe_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ratchet.flows.claim_records.read", lambda: {"rloo": verdict()})
+    text = CliRunner().invoke(app, ["recipes", "explain", "rloo"]).output.partition("rloo: RLOO")[2]
+    for part in (
+        "arXiv:2402.14740",
+        "base        steps",
+        "advantages.leave_one_out (annotate",
+        "online.fit.updates.policy: [{'name': 'reinforce'",
+        "final.reward.exact_answer higher than its start by more than 0.05",
+        "holds (stale",
+        "against start: +0.2 [+0.15, +0.25] at 95 %",
+    ):
+        assert part in text, part
