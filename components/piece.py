@@ -44,6 +44,8 @@ SLOTS: dict[str, tuple[str, ...]] = {  # slot of a recipe -> folders of its piec
     "measure": ("measures",),
     "testbed": ("testbeds",),
 }
+NESTED = {"EnvironmentSpec": "environment", "RewardSpec": "annotate"}
+"""Annotations of options that are pieces themselves -> their slots."""
 
 
 def piece(
@@ -91,6 +93,11 @@ class Option:
     annotation: str
     default: Any = None
     required: bool = False
+
+    @property
+    def nested(self) -> str:
+        """Slot of the piece that the option's value is; empty for other options."""
+        return NESTED.get(self.annotation, "")
 
     @property
     def kind(self) -> Any:
@@ -157,15 +164,20 @@ class Description:
     def named(
         self, which: Literal["reads", "writes", "models"], options: Mapping[str, Any]
     ) -> frozenset[str]:
-        """Declared columns or models with `{option}` filled in; a list option yields one name per entry."""
+        """Declared columns or models with `{option}` filled in; a list option yields one name per entry, a
+        mapping one per key. Models include those of pieces in the options.
+        """
         names: set[str] = set()
+        for option in self.options.values() if which == "models" else ():
+            if option.nested and (inner := options.get(option.name, option.default)):
+                names |= describe(option.nested, inner["name"]).named("models", inner)
         for template in getattr(self, which):
             fields = re.findall(r"{(\w+)}", template)
             if not fields:
                 names.add(template)
                 continue
             value = options.get(fields[0], self.options[fields[0]].default)
-            for one in value if isinstance(value, (list, tuple)) else [value]:
+            for one in value if isinstance(value, (list, tuple, Mapping)) else [value]:
                 names.add(template.replace("{" + fields[0] + "}", str(one)))
         return frozenset(names)
 
@@ -283,6 +295,11 @@ def resolve(
                 f"{where or slot}: {spec['name']!r} needs {option.name!r} ({option.annotation})"
             )
         kind, value = option.kind, given.get(option.name)
+        if option.nested:
+            full[option.name] = resolve(
+                option.nested, value or option.default, where=f"{where or slot}.{option.name}"
+            )
+            continue
         if (value is None and not takes_null(kind)) or option.name not in given:  # null: use the default
             value = option.default
         elif not (
@@ -299,6 +316,11 @@ def resolve(
             )
     full.update({k: spec[k] for k in reserved if k in spec})
     return full
+
+
+def models_of(rollout: Mapping[str, Any]) -> frozenset[str]:
+    """Models that a rollout names, with those of its environment, besides the policy."""
+    return describe("rollout", rollout["name"]).named("models", rollout) - {"policy"}
 
 
 def build(slot: str, spec: Mapping[str, Any], *, reserved: Iterable[str] = ()) -> Any:

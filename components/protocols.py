@@ -13,11 +13,14 @@ from ratchet.components.types import (
     Columns,
     Context,
     Group,
+    Message,
+    Observation,
     Outputs,
     Prompt,
     Read,
     Request,
     Sample,
+    Step,
     Terms,
     Trajectory,
 )
@@ -74,6 +77,30 @@ class Engine(Protocol):
         """Fill `inputs["tokens"]` and `mask` of every trajectory for this engine's model."""
         ...
 
+    def encode_prompt(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt, up to where the model's answer begins."""
+        ...
+
+    def encode_reply(self, messages: Sequence[Message], *, ended: bool = True) -> list[int]:
+        """Token ids between an answer and the next one, with `messages` in between: what follows the answer's
+        end-of-turn token (with `ended=False`, that token first), up to where the next answer begins.
+        Appended to the tokens so far, so that sampled tokens are never decoded and encoded again.
+        `ContractError` for a chat template that renders these depending on earlier turns.
+        """
+        ...
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of text inside a turn, such as a cue."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of tokens, without special tokens."""
+        ...
+
+    def offsets(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
+        """First and last character (exclusive) of each token in `decode(tokens)`."""
+        ...
+
     def score(self, groups: Sequence[Group], outputs: frozenset[str]) -> list[Mapping[str, list[Any]]]:
         """Per group, requested outputs: one value per trajectory (`logprobs`, `entropy`: a list (T);
         `scores`: a float).
@@ -82,6 +109,31 @@ class Engine(Protocol):
 
     def load(self, weights: Path) -> None:
         """Load the weights of a model directory."""
+        ...
+
+
+class Environment(Protocol):
+    """An environment of one episode. It depends on the prompt and the actions only, so a state is reached
+    again by replaying its actions, in any process. Its randomness is a function of `prompt.id` and
+    `prompt.meta`.
+
+    An action that it does not understand is an observation with `valid=False`, and a lost episode a reward;
+    an exception means that the environment is broken: the trajectory has failed, without any reward.
+
+    An environment that asks models also has a static method `step_many(environments, actions, models)`,
+    which steps many episodes at once and returns one `Step` each.
+    """
+
+    def begin(self, prompt: Prompt) -> Observation:
+        """Start an episode. The messages follow those of the prompt."""
+        ...
+
+    def step(self, action: str) -> Step:
+        """Take an action: the text of the policy's turn."""
+        ...
+
+    def score(self) -> Mapping[str, float]:
+        """Measures of the episode so far by name, such as whether it is solved."""
         ...
 
 
@@ -126,6 +178,7 @@ __all__ = [
     "Adapter",
     "Annotator",
     "Engine",
+    "Environment",
     "Learner",
     "Memory",
     "Objective",

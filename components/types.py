@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-Stop = Literal["end", "length", "environment", "error"]
-"""Why a trajectory ended: end-of-turn token, token limit, environment, or failure."""
+Stop = Literal["end", "length", "environment", "turns", "error"]
+"""Why a trajectory ended: end-of-turn token or stop string, token limit, its environment, turn limit, or
+failure.
+"""
 
 OK = "ok"
 """Status of a valid reward; others are `failed: reason` or `skipped: reason`."""
@@ -44,11 +46,19 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Steps `start:stop` of a trajectory (a turn or a reasoning step), with an optional reward."""
+    """Steps `start:stop` of a trajectory (a turn or a reasoning step), with an optional reward.
+
+    `actor`: who wrote it (`policy`, `environment`, ...). `valid`: False for an action that the environment
+    did not understand. `numbers`: further numbers by name, such as a cost or a value.
+    """
 
     start: int
     stop: int
     reward: float | None = None
+    actor: str = "policy"
+    kind: Literal["think", "act", "observe", "reflect"] = "act"
+    valid: bool = True
+    numbers: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +84,7 @@ class Trajectory:
 
     @property
     def text(self) -> str:
-        """Content of the last message, which rewards read."""
+        """Content of the last message, which rewards read. An episode ends with the policy's message too."""
         return self.messages[-1]["content"] if self.messages else ""
 
 
@@ -226,6 +236,9 @@ class Artifact:
 class Request:
     """One generation request: a prompt's token ids, `count` samples. The random numbers depend on `seed`
     only.
+
+    An answer ends with an end-of-turn token, one of `stop_tokens`, or the token that completes one of
+    `stop_strings` in its text. `top_logprobs`: number of likeliest next tokens to return at every step.
     """
 
     tokens: Sequence[int]
@@ -236,15 +249,42 @@ class Request:
     top_k: int = 0
     seed: int = 0
     stop_tokens: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    top_logprobs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One generated answer: token ids (with the stop token, if any) and their log-probs."""
+    """One generated answer: token ids (with the stop token, if any) and their log-probs. `top`, if requested:
+    at every step the likeliest tokens with their log-probs, best first.
+    """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     stop: Stop
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What an environment shows, as messages. `valid`: False if it did not understand the action before."""
+
+    messages: tuple[Message, ...] = ()
+    valid: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An environment's response to an action. `reward` None: it gives none for this action. `done`: the
+    episode ended; `truncated`: it was cut, and says nothing about what would have followed. `numbers` go into
+    the span of the action.
+    """
+
+    observation: Observation = field(default_factory=Observation)
+    reward: float | None = None
+    done: bool = False
+    truncated: bool = False
+    numbers: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +296,6 @@ class Context:
     models: Mapping[str, Any] = field(
         default_factory=dict
     )  # engines by name; the encoder of sentences is a function of texts
-    environment: Any = None
     seed: int = 0
     round: int = 0
     counts: Counter[str] = field(default_factory=Counter)

@@ -16,6 +16,7 @@ some groups have stays absent in the others. Equal groups give equal bytes.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -155,12 +156,22 @@ def _rest(path: Trajectory) -> dict[str, Any]:
     if path.meta:
         rest["trajectory"] = dict(path.meta)
     if path.spans:
-        rest["spans"] = [[span.start, span.stop, span.reward] for span in path.spans]
+        rest["spans"] = [_span(span) for span in path.spans]
     if path.parent is not None:
         rest["parent"] = list(path.parent)
     if others := {name: _plain(values) for name, values in path.inputs.items() if name != "tokens"}:
         rest["inputs"] = others
     return rest
+
+
+def _span(span: Span) -> list[Any]:
+    """Start, stop and reward; the rest only if it is not the default."""
+    more = {
+        field.name: dict(value) if field.name == "numbers" else value
+        for field in dataclasses.fields(Span)[3:]
+        if (value := getattr(span, field.name)) != getattr(Span(0, 0), field.name)
+    }
+    return [span.start, span.stop, span.reward, *([more] if more else [])]
 
 
 def _plain(value: Any) -> Any:
@@ -301,7 +312,7 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
         row["logprobs"],
         row["actor"] or "",
         row["weights"] or "",
-        tuple(Span(*span) for span in meta.get("spans", ())),
+        tuple(Span(*span[:3], **(span[3] if span[3:] else {})) for span in meta.get("spans", ())),
         tuple(meta["parent"]) if "parent" in meta else None,
         row["stop"],
         meta.get("trajectory", {}),

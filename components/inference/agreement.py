@@ -64,8 +64,12 @@ def require_agreement(found: Gap, profile: Mapping[str, Any]) -> float:
 
 
 def fresh(groups: Sequence[Group]) -> list[Group]:
-    """The first sampled answer of each of the first few groups, as groups of one."""
-    return [g.take([0]) for g in groups if g.trajectories and g.trajectories[0].logprobs is not None][:FEW]
+    """The first of the policy's own answers in each of the first few groups, as groups of one."""
+    own = [
+        (g, [i for i, t in enumerate(g.trajectories) if t.actor == "policy" and t.logprobs and any(t.mask)])
+        for g in groups
+    ]
+    return [g.take(found[:1]) for g, found in own if found][:FEW]
 
 
 def as_groups(requests: Sequence[Request], answers: Sequence[Sequence[Sample]]) -> list[Group]:

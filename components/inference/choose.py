@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from ratchet.components.inference.agreement import FEW, as_groups, gap, require_agreement
-from ratchet.components.types import Group, Message, Request, Sample
+from ratchet.components.text.codec import Codec
+from ratchet.components.types import Group, Request, Sample
 
 if TYPE_CHECKING:
     from ratchet.components.inference.torch import TorchEngine
@@ -91,7 +92,7 @@ def sampler(profile: Mapping[str, Any], path: Path) -> VllmEngine:
 
 
 @final
-class SplitEngine:
+class SplitEngine(Codec):
     """Generates with vLLM, scores with torch; each is loaded at first use. After each weight update, the
     first answers are scored by both engines; a log-prob mismatch beyond rounding is a `ContractError`.
     """
@@ -128,14 +129,9 @@ class SplitEngine:
         """The torch model, read by reference updates."""
         return self.scorer.model
 
-    def encode(self, group: Group) -> Group:
-        return self.sampler.encode(group)
-
-    def encode_prompt(self, messages: Sequence[Message]) -> list[int]:
-        return self.sampler.encode_prompt(messages)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self.sampler.decode(tokens)
+    @property
+    def tokenizer(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.sampler.tokenizer
 
     def generate(self, requests: Sequence[Request]) -> list[list[Sample]]:
         answers = self.sampler.generate(requests)

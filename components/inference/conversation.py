@@ -9,7 +9,7 @@ from typing import final
 
 from ratchet.components.errors import ContractError, RatchetError
 from ratchet.components.inference.torch import TorchEngine
-from ratchet.components.types import Message, Request
+from ratchet.components.types import Message, Prompt, Request
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Conversation:
     def _request(self, messages: list[Message], settings: Settings, seed: int) -> Request:
         """`ContractError` if the chat template rejects the messages or the context length is exceeded."""
         system = [Message(role="system", content=settings.system)] if settings.system else []
-        tokens = self.engine.encode_prompt([*system, *messages])
+        tokens = self.engine.encode_prompt(Prompt("", (*system, *messages)))
         longest = (
             getattr(self.engine.model.config, "max_position_embeddings", None)
             or len(tokens) + settings.tokens

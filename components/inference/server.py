@@ -78,6 +78,11 @@ class Server:
 
     def answer(self, rows: Sequence[Sequence[int]], params: Sequence[Mapping[str, Any]]) -> list[Answer]:
         """One answer per row, all from the weights loaded last."""
+        if any(one.get("logprobs") for one in params):
+            raise ContractError(
+                "log-probs of the likeliest tokens need vLLM in this process (neither `vllm.server` nor "
+                "`vllm.python`), or `engine: torch`"
+            )
         check_lengths(rows, params, self.options["max_model_len"])
         answers: list[Answer | None] = [None] * len(rows)
         why = ""

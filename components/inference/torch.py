@@ -3,50 +3,32 @@
 from __future__ import annotations
 
 import hashlib
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, final
 
-import numpy
 import torch
-from torch import Tensor
 
 from ratchet.components.errors import ContractError
-from ratchet.components.inference.sampling import sample, unrounded
-from ratchet.components.models.attention import Cache, DecodePlan, PrefillPlan
+from ratchet.components.inference.decoding import Decoding, check_requests
 from ratchet.components.models.device import inference_dtype, to_device
 from ratchet.components.models.forward import model_outputs
-from ratchet.components.models.layers import backbone, hidden_states, output_head
 from ratchet.components.models.load import load_model, load_tokenizer
-from ratchet.components.models.products import mixed_precision, packed, product
 from ratchet.components.models.reward import is_published
-from ratchet.components.models.value import PolicyWithValue
 from ratchet.components.stages import progress
-from ratchet.components.text.chat import decode_answer, encode, encode_prompt, encode_whole
+from ratchet.components.text.chat import encode, encode_whole
+from ratchet.components.text.codec import Codec
 from ratchet.components.text.contract import contract
 from ratchet.components.training.packing import pack
-from ratchet.components.types import Group, Message, Request, Sample
+from ratchet.components.types import Group, Request, Sample
 
 SCORE_TOKENS = 2048
 """Micro-batch size of scoring, in tokens."""
 
 
-@dataclass
-class Row:
-    """One answer being generated. `slot`: its prompt's slot in the KV cache."""
-
-    request: int
-    number: int
-    slot: int
-    uniforms: numpy.ndarray
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-
-
 @final
-class TorchEngine:
+class TorchEngine(Codec):
     """Generates up to `rows` answers at a time; a prompt is prefilled once for all its samples. On a GPU,
     weights are held in `precision`; on CPU in float32. Heads, softmax and log-probs are always float32.
 
@@ -112,14 +94,6 @@ class TorchEngine:
             [self.render(self.tokenizer, group.prompt, trajectory) for trajectory in group.trajectories]
         )
 
-    def encode_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of the messages with the generation prompt."""
-        return encode_prompt(self.tokenizer, messages)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Text of an answer."""
-        return decode_answer(self.tokenizer, tokens)
-
     @torch.inference_mode()
     def score(self, groups: Sequence[Group], outputs: frozenset[str]) -> list[Mapping[str, list[Any]]]:
         """Requested outputs per group, one value per trajectory: `logprobs`, `entropy`, `values` as lists
@@ -146,9 +120,7 @@ class TorchEngine:
         self._check(requests)
         if not requests:
             return []
-        decoding = _Decoding(self, requests)
-        with packed(backbone(decoding.language), decoding.capacity):
-            return decoding.run()
+        return self._decoding(requests).run()
 
     @torch.inference_mode()
     def stream(self, request: Request) -> Iterator[int]:
@@ -156,23 +128,20 @@ class TorchEngine:
         first sample.
         """
         self._check([request])
-        decoding, given = _Decoding(self, [replace(request, count=1)]), 0
+        decoding, given = self._decoding([replace(request, count=1)]), 0
         while decoding.step():
             finished = decoding.done[0][0]
             tokens = finished.tokens if finished else decoding.live[0].tokens
             yield from tokens[given:]
             given = len(tokens)
 
+    def _decoding(self, requests: Sequence[Request]) -> Decoding:
+        return Decoding([self.model], requests, rows=self.rows, eos=self.contract.eos, decode=self.decode)
+
     def _check(self, requests: Sequence[Request]) -> None:
         if self.kind == "reward":
             raise ContractError("a reward model cannot generate; give the rollout a policy")
-        for request in requests:
-            if not len(request.tokens) or request.max_tokens < 1 or request.count < 1:
-                raise ContractError(
-                    f"a request needs tokens, max_tokens >= 1 and count >= 1; got {len(request.tokens)} "
-                    "tokens, "
-                    f"max_tokens {request.max_tokens} and count {request.count}"
-                )
+        check_requests(requests)
 
 
 def weights_digest(path: Path) -> str:
@@ -192,152 +161,3 @@ def tensors_digest(model: torch.nn.Module) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
     return digest.hexdigest()
-
-
-class _Decoding:
-    """State of one `generate` call: waiting requests, prompt slots, and live rows 0..n-1 of the KV cache."""
-
-    def __init__(self, engine: TorchEngine, requests: Sequence[Request]) -> None:
-        self.language = engine.model.policy if isinstance(engine.model, PolicyWithValue) else engine.model
-        head: Any = output_head(self.language)
-        self.weight, self.bias = head.weight.float(), None if head.bias is None else head.bias.float()
-        # In mixed precision the logits of plain sampling are rounded to bfloat16, the log-prob of the drawn
-        # token is not. Greedy, top-k and top-p decoding would meet ties.
-        plain = all(r.temperature > 0 and not r.top_k and r.top_p >= 1 for r in requests)
-        half = plain and mixed_precision() and self.weight.device.type == "cpu"
-        self.half = self.weight.bfloat16() if half else None
-        self.requests = requests
-        self.width = max(r.count for r in requests)
-        self.capacity = max(engine.rows, self.width)
-        slots = min(len(requests), self.capacity, 2 * -(-self.capacity // min(r.count for r in requests)))
-        longest = max(len(r.tokens) for r in requests)
-        self.cache = Cache(
-            self.language,
-            slots=slots,
-            prompt=longest,
-            rows=min(self.capacity, sum(r.count for r in requests)),
-            answer=max(r.max_tokens for r in requests),
-        )
-        self.free = list(range(slots))[::-1]
-        # Prompts that begin alike follow each other, so that what they share is in a slot; answers do not
-        # depend on their neighbours.
-        self.waiting = deque(sorted(range(len(requests)), key=lambda i: list(requests[i].tokens)))
-        self.stops = [{*engine.contract.eos, *r.stop_tokens} for r in requests]
-        self.live: list[Row] = []
-        self.done: list[list[Sample | None]] = [[None] * r.count for r in requests]
-
-    def run(self) -> list[list[Sample]]:
-        while self.step():
-            pass
-        return [[s for s in samples if s is not None] for samples in self.done]
-
-    def step(self) -> bool:
-        """Admit waiting requests that fit and generate the next token of every live row. False when none is
-        left.
-        """
-        if not self.waiting and not self.live:
-            return False
-        self._admit()
-        if self.live:
-            states = self._decode()
-            self._take(self.live, states, self._logits(states))
-            self._retire()
-        return True
-
-    def _admit(self) -> None:
-        """Prefill as many waiting prompts as fit and sample the first token of their answers."""
-        chosen: list[tuple[int, int]] = []
-        prompts: list[Tensor] = []
-        rows = len(self.live)
-        while self.waiting and self.free and rows + self.requests[self.waiting[0]].count <= self.capacity:
-            index = self.waiting.popleft()
-            chosen.append((index, self.free.pop()))
-            prompts.append(torch.tensor(list(self.requests[index].tokens), dtype=torch.long))
-            rows += self.requests[index].count
-        if not chosen:
-            return
-        plan = PrefillPlan(prompts, self.cache, [slot for _, slot in chosen])
-        hidden = hidden_states(self.language, plan.tokens, plan.positions, plan)
-        last = torch.stack([index[-1] for index in plan.index]).to(hidden.device)
-        counts = torch.tensor([self.requests[i].count for i, _ in chosen], device=hidden.device)
-        states = hidden[last]
-        logits = self._logits(states).repeat_interleave(counts, 1)
-        new = [
-            Row(
-                i,
-                n,
-                slot,
-                numpy.random.default_rng([self.requests[i].seed, n]).random(self.requests[i].max_tokens),
-            )
-            for i, slot in chosen
-            for n in range(self.requests[i].count)
-        ]
-        self._take(new, states.repeat_interleave(counts, 0), logits)
-        self.live += new
-        self._retire()
-
-    def _decode(self) -> Tensor:
-        """Decode step: last hidden states (R, H) of every live row."""
-        slots = sorted({row.slot for row in self.live})
-        order = {slot: i for i, slot in enumerate(slots)}
-        prompt = {row.slot: len(self.requests[row.request].tokens) for row in self.live}
-        lengths = torch.tensor([len(row.tokens) - 1 for row in self.live])
-        plan = DecodePlan(
-            self.cache,
-            slots=slots,
-            prompt_lengths=torch.tensor([prompt[slot] for slot in slots]),
-            width=self.width,
-            place=torch.tensor([order[row.slot] * self.width + row.number for row in self.live]),
-            lengths=lengths,
-        )
-        positions = torch.tensor([prompt[row.slot] for row in self.live]) + lengths
-        tokens = torch.tensor([[row.tokens[-1] for row in self.live]])
-        return hidden_states(self.language, tokens, positions[None], plan)
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        """Logits (V, R) of hidden states (R, H). `weight @ hidden.T` is up to 1.7 times as fast on CPU as the
-        transposed product, and in bfloat16 five times as fast again.
-        """
-        if self.half is not None:
-            logits = product(self.half, hidden.bfloat16())
-        else:
-            logits = product(self.weight, hidden.float())
-        return logits if self.bias is None else logits.add_(self.bias[:, None])  # pyright: ignore[reportIndexIssue]
-
-    def _take(self, rows: Sequence[Row], states: Tensor, logits: Tensor) -> None:
-        """Sample and append one token per row, from hidden states (R, H) and their logits (V, R)."""
-        requests = [self.requests[row.request] for row in rows]
-        tokens, logprobs = sample(
-            logits,
-            torch.tensor([row.uniforms[len(row.tokens)] for row in rows], dtype=torch.float64),
-            torch.tensor([r.temperature for r in requests]),
-            torch.tensor([r.top_k for r in requests]),
-            torch.tensor([r.top_p for r in requests]),
-        )
-        if self.half is not None:
-            exact = (states.bfloat16().float() * self.half[tokens].float()).sum(1)
-            exact = exact if self.bias is None else exact + self.bias[tokens]
-            logprobs = unrounded(logprobs, logits.gather(0, tokens[None])[0], exact)
-        for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
-            row.tokens.append(token)
-            row.logprobs.append(logprob)
-
-    def _retire(self) -> None:
-        """Remove finished rows; the last live row fills each hole, so live rows stay 0..n-1."""
-        at = 0
-        while at < len(self.live):
-            row = self.live[at]
-            ended = row.tokens[-1] in self.stops[row.request]
-            if not ended and len(row.tokens) < self.requests[row.request].max_tokens:
-                at += 1
-                continue
-            self.done[row.request][row.number] = Sample(
-                tuple(row.tokens), tuple(row.logprobs), "end" if ended else "length"
-            )
-            progress.advance()
-            last = self.live.pop()
-            if last is not row:
-                self.cache.move(len(self.live), at, len(last.tokens) - 1)
-                self.live[at] = last
-            if not any(other.slot == row.slot for other in self.live):
-                self.free.append(row.slot)

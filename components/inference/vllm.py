@@ -19,13 +19,15 @@ from pathlib import Path
 from typing import Any, Protocol, final
 
 from ratchet.components.errors import ContractError
+from ratchet.components.inference.decoding import check_requests
 from ratchet.components.inference.torch import weights_digest
 from ratchet.components.models.load import load_tokenizer, trusted
 from ratchet.components.models.reward import is_reward_model
 from ratchet.components.stages.progress import advance
-from ratchet.components.text.chat import decode_answer, encode, encode_prompt
+from ratchet.components.text.chat import ends_with
+from ratchet.components.text.codec import Codec
 from ratchet.components.text.contract import contract_of
-from ratchet.components.types import Group, Message, Request, Sample
+from ratchet.components.types import Group, Request, Sample
 
 INSTALL = (
     "set `vllm.python` (a separate environment with vLLM, see docs/vllm.md) or `vllm.server` in the "
@@ -45,12 +47,13 @@ def require_vllm() -> None:
 @dataclass(frozen=True)
 class Answer:
     """vLLM's output for one row: tokens, their log-probs, and if requested the prompt's log-probs (0 for its
-    first token).
+    first token) and the likeliest tokens of every step.
     """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     given: tuple[float, ...] = ()
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
 
 
 class Backend(Protocol):
@@ -62,7 +65,7 @@ class Backend(Protocol):
 
 
 @final
-class VllmEngine:
+class VllmEngine(Codec):
     """Generates, and scores log-probs of given tokens. Rewards, values and entropies need the torch engine.
 
     The seed of sample i of a request depends only on (request.seed, i). vLLM's floating-point sums depend on
@@ -92,20 +95,6 @@ class VllmEngine:
         self.backend.load(Path(view.name) if view else path, self.weights)
         self.view = view  # drops the previous temporary directory
 
-    def encode(self, group: Group) -> Group:
-        """Add `inputs["tokens"]` and `mask` to trajectories without tokens, as the torch engine does."""
-        return group.replace(
-            [encode(self.tokenizer, group.prompt, trajectory) for trajectory in group.trajectories]
-        )
-
-    def encode_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of the messages with the generation prompt."""
-        return encode_prompt(self.tokenizer, messages)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Text of an answer."""
-        return decode_answer(self.tokenizer, tokens)
-
     def score(self, groups: Sequence[Group], outputs: frozenset[str]) -> list[Mapping[str, list[Any]]]:
         """Per group, `logprobs`: one list (T) per trajectory, 0 where the loss mask is False. Other outputs
         are a `ContractError`.
@@ -131,13 +120,7 @@ class VllmEngine:
 
     def generate(self, requests: Sequence[Request]) -> list[list[Sample]]:
         """`count` samples per request, in order."""
-        for request in requests:
-            if not len(request.tokens) or request.max_tokens < 1 or request.count < 1:
-                raise ContractError(
-                    f"a request needs tokens, max_tokens >= 1 and count >= 1; got {len(request.tokens)} "
-                    "tokens, "
-                    f"max_tokens {request.max_tokens} and count {request.count}"
-                )
+        check_requests(requests)
         rows = [list(r.tokens) for r in requests for _ in range(r.count)]
         stops = [sorted({*self.contract.eos, *r.stop_tokens}) for r in requests]
         params = [
@@ -147,12 +130,22 @@ class VllmEngine:
         ]
         answers = iter(self.backend.answer(rows, params) if rows else ())
         return [
-            [
-                Sample(a.tokens, a.logprobs, "end" if a.tokens[-1] in stop else "length")
-                for a in (next(answers) for _ in range(r.count))
-            ]
+            [self._sample(next(answers), r, stop) for _ in range(r.count)]
             for r, stop in zip(requests, stops, strict=True)
         ]
+
+    def _sample(self, answer: Answer, request: Request, stop: Sequence[int]) -> Sample:
+        """The answer up to the token that completes a stop string. vLLM has no tokenizer here, so it
+        generates past it; the tokens before are the same.
+        """
+        end, ended = len(answer.tokens), answer.tokens[-1] in stop
+        for i in range(1, end + 1) if request.stop_strings else ():
+            if ends_with(answer.tokens[:i], request.stop_strings, self.decode):
+                end, ended = i, True
+                break
+        return Sample(
+            answer.tokens[:end], answer.logprobs[:end], "end" if ended else "length", answer.top[:end]
+        )
 
     def close(self) -> None:
         """Free the memory, or stop the server that this engine started."""
@@ -218,7 +211,7 @@ def parameters(request: Request, number: int, stops: Sequence[int]) -> dict[str,
         "top_p": request.top_p,
         "top_k": request.top_k,
         "seed": seed,
-        "logprobs": 0,
+        "logprobs": request.top_logprobs,
         "max_tokens": request.max_tokens,
         "stop_token_ids": list(stops),
         "detokenize": False,
@@ -354,7 +347,17 @@ def _answer(output: Any) -> Answer:
         0.0 if at is None else float(at[token].logprob)
         for at, token in zip(output.prompt_logprobs or (), output.prompt_token_ids, strict=False)
     ]
-    return Answer(tokens, sampled, tuple(given))
+    top = tuple(_best(at) for at in completion.logprobs or ())
+    return Answer(tokens, sampled, tuple(given), top)
+
+
+def _best(at: Mapping[int, Any]) -> tuple[tuple[int, float], ...]:
+    """The likeliest tokens of a step with their log-probs, without the sampled one if it is not one of them:
+    vLLM returns it in addition.
+    """
+    ranked = sorted((one.rank, token, float(one.logprob)) for token, one in at.items())
+    count = len(ranked) if ranked[-1][0] == len(ranked) else len(ranked) - 1
+    return tuple((token, logprob) for _, token, logprob in ranked[:count])
 
 
 @contextlib.contextmanager

@@ -175,13 +175,18 @@ def _rounds(planner: Planner, phase: Phase, whole: Online) -> str:
         online = for_round(whole, i, phase.where)
         add = partial(planner.add, phase=phase, round=i)
         current = initial if online.sample_from == "initial" else policy
+        reference = _reference(online, initial, current)
         models = {"policy": current, "initial": initial}
         answers = add(
             f"{prefix}rollout_{i}",
             "rollout",
             "groups",
             {**pick(online, "rollout", "prompts", "prompts_per_round", "rounds"), "data": file, "round": i},
-            {"policy": current, "data": stage, **planner.named([online.rollout], slot="rollout", **models)},
+            {
+                "policy": current,
+                "data": stage,
+                **planner.named([online.rollout], slot="rollout", reference=reference, **models),
+            },
         )
         gold = planner.gold if online.watch.gold is True else {}
         marked = add(
@@ -195,13 +200,10 @@ def _rounds(planner: Planner, phase: Phase, whole: Online) -> str:
             },
             {
                 **{"groups": answers, **models, **gold},
-                **planner.named(
-                    online.annotate, _watched(online), reference=_reference(online, initial, current)
-                ),
+                **planner.named(online.annotate, _watched(online), reference=reference),
                 **{f"scored_{j}": earlier for j, earlier in enumerate(scored, 1)},
             },
         )
-        reference = _reference(online, initial, current)
         chosen = add(
             f"{prefix}select_{i}",
             "select",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from pydantic import Field, Strict
 
@@ -22,3 +23,5 @@ OpenShare = Annotated[float, Strict(), Field(gt=0, lt=1)]
 LearningRate = Annotated[float, Strict(), Field(gt=0, le=1)]
 Seed = Annotated[int, Strict(), Field(ge=0, lt=2**32)]
 Temperature = Annotated[float, Strict(), Field(ge=0, le=10)]
+EnvironmentSpec = Mapping[str, Any]  # an environment piece with its options, or its name
+RewardSpec = Mapping[str, Any]  # a reward piece with its options, or its name

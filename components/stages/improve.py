@@ -16,7 +16,7 @@ from ratchet.components.inference.agreement import fresh
 from ratchet.components.inference.choose import engine_of, live_engine
 from ratchet.components.inference.torch import weights_digest
 from ratchet.components.models.lora import AdapterDisabledReference
-from ratchet.components.piece import build
+from ratchet.components.piece import build, models_of
 from ratchet.components.stages.experience import context_of
 from ratchet.components.stages.job import Job
 from ratchet.components.stages.probe import agree, verify_saved, weights_precision
@@ -34,6 +34,7 @@ from ratchet.components.training.loop import (
     select_groups,
     stateful_pieces,
     tokenised,
+    without_failed,
 )
 from ratchet.components.training.objectives import parts
 from ratchet.components.training.packing import order
@@ -91,6 +92,7 @@ def improve(job: Job) -> dict[str, Any]:
         reference is None
         and hasattr(learner.trained, "disable_adapter")
         and job.inputs["reference"].path == job.inputs["policy"].path
+        and "reference" not in models_of(options["rollout"])
     ):
         live["reference"] = AdapterDisabledReference(
             learner, profile["tokens_per_microbatch"], weights_digest(job.path("reference"))
@@ -166,8 +168,8 @@ def improve(job: Job) -> dict[str, Any]:
         )
     check_step_counts(learners, state["step"], options["rounds"], state["updates"])
     ctx = Context(models=Overlay(models, live), seed=seed, round=state["step"] + 1)
-    last = ranks.spread(
-        round_prompts, lambda mine: sample(mine, ctx)
+    last, _ = without_failed(
+        ranks.spread(round_prompts, lambda mine: sample(mine, ctx))
     )  # the final weights have not been sampled yet
     difference, numbers = agree(learner, fresh(last), profile), metrics_of(last, ())
     health(state["step"], numbers, state)

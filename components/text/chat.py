@@ -8,8 +8,9 @@ token that a message spells (`<|im_end|>`) is encoded as text: only the template
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -79,6 +80,82 @@ def count_tokens(tokenizer: Any, messages: Sequence[Message]) -> int:
 def decode_answer(tokenizer: Any, tokens: Sequence[int]) -> str:
     """Text of sampled tokens, without special tokens."""
     return tokenizer.decode(list(tokens), skip_special_tokens=True)
+
+
+CONTEXTS: tuple[tuple[Message, ...], ...] = (
+    ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}),
+    (
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d"},
+    ),
+)
+"""Conversations after which `encode_reply` requires equal renderings."""
+
+
+def encode_reply(tokenizer: Any, messages: Sequence[Message], *, ended: bool = True) -> list[int]:
+    """Token ids from an answer's end-of-turn token (without it; with `ended=False`, from and including it)
+    to the place of the next answer, with `messages` in between. Tokens so far + these + the next answer are
+    what `encode` gives for the whole conversation, if the answers survive decoding and encoding.
+
+    `ContractError` if the template renders the messages differently after another conversation, for then no
+    suffix is right for all.
+    """
+    messages, mark = _marked(tokenizer, messages)
+    first, *others = [_suffix(tokenizer, context, messages) for context in CONTEXTS]
+    for other in others:
+        if other != first:
+            raise ContractError(
+                f"the chat template renders a turn differently after a longer conversation: {first[:200]!r} "
+                f"and {other[:200]!r}, so the tokens of a next turn cannot be appended to the sampled ones. "
+                "Use a template that renders each turn on its own, or a rollout with one turn"
+            )
+    parts, first = first.split(mark), first.replace(mark, "")
+    tokens = [t for ids in tokenizer(parts, add_special_tokens=False)["input_ids"] for t in ids]
+    back = tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    if back != first:
+        raise ContractError(
+            f"the tokens of a turn do not decode to the template's rendering: expected {first[:200]!r}, got "
+            f"{back[:200]!r}. The tokenizer is lossy (a normaliser?); use a lossless one"
+        )
+    return tokens if ended else [tokenizer.eos_token_id, *tokens]
+
+
+def _suffix(tokenizer: Any, context: Sequence[Message], messages: Sequence[Message]) -> str:
+    """What the template writes after the end-of-turn token of the last answer of `context`."""
+    head = _render(tokenizer, context[:-1], generation=True)
+    full = _render(tokenizer, [*context, *messages], generation=True)
+    stop = full.find(tokenizer.eos_token, len(head))
+    if not full.startswith(head + context[-1]["content"]) or stop < 0:
+        raise ContractError(
+            "the chat template renders an answer differently when another turn follows, or writes no "
+            f"eos_token {tokenizer.eos_token!r} after it: expected {head[-200:] + context[-1]['content']!r}, "
+            f"got {full[: len(head) + 100][-300:]!r}. Use a template that renders each turn on its own, or a "
+            "rollout with one turn"
+        )
+    return full[stop + len(tokenizer.eos_token) :]
+
+
+def offsets(tokenizer: Any, tokens: Sequence[int]) -> list[tuple[int, int]]:
+    """First and last character (exclusive) of each token in `decode_answer`. Of the tokens that share a
+    character the last one has it; special tokens have none.
+    """
+    whole, ends = decode_answer(tokenizer, tokens), [0]
+    for i in range(1, len(tokens) + 1):
+        part = decode_answer(tokenizer, tokens[:i])
+        same = (a == b for a, b in zip(part, whole, strict=False))
+        ends.append(sum(1 for _ in itertools.takewhile(bool, same)))
+    return list(itertools.pairwise(ends))
+
+
+def ends_with(tokens: Sequence[int], strings: Sequence[str], decode: Callable[[Sequence[int]], str]) -> bool:
+    """Whether the last token completes one of `strings` in the text of `tokens`."""
+    if not strings:
+        return False
+    tail = list(tokens[-max(len(s.encode()) for s in strings) - 8 :])
+    now, before = decode(tail), decode(tail[:-1])
+    return any(now.count(s) > before.count(s) for s in strings)
 
 
 def encode_group(

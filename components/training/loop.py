@@ -59,7 +59,7 @@ def annotate_groups(
     Provenance: the prompt's meta `reward_models` maps each reward column to {model name: weights digest} of
     the reward models behind it, including those of the columns it was derived from.
     """
-    groups, counts = list(groups), Counter()
+    groups, counts = without_failed(groups, max_failed)
     sources: dict[str, dict[str, str]] = {}
     for name, annotator, reads in annotators:
         work = functools.partial(_run_annotator, annotator, groups, ctx)
@@ -107,6 +107,23 @@ def annotate_groups(
             for g in groups
         ]
     return groups, {"groups": len(groups), "trajectories": sum(len(g.trajectories) for g in groups), **counts}
+
+
+def without_failed(groups: Sequence[Group], max_failed: float = 1.0) -> tuple[list[Group], Counter[str]]:
+    """The groups without the trajectories whose environment failed, which have no reward of any kind, and
+    their number. `DataError` if their share exceeds `max_failed`.
+    """
+    failed = [t for group in groups for t in group.trajectories if t.stop == "error"]
+    total = sum(len(group.trajectories) for group in groups)
+    if total and len(failed) / total > max_failed:
+        raise DataError(
+            f"rollout: {len(failed)} of {total} trajectories failed (at most {max_failed:.0%} allowed); "
+            f"first failure: {failed[0].meta.get('error', 'unknown')}"
+        )
+    if not failed:
+        return list(groups), Counter()
+    kept = [g.take([i for i, t in enumerate(g.trajectories) if t.stop != "error"]) for g in groups]
+    return [g for g in kept if g.trajectories], Counter({"trajectories that failed": len(failed)})
 
 
 def _run_annotator(

@@ -24,12 +24,20 @@ def preference(first: Sequence[float], second: Sequence[float]) -> float:
     compares=True,
     paper="arXiv:2401.04056",
 )
-def win_rate(groups: Sequence[Group], ctx: Context, *, rewards: list, flipped: BelowHalf = 0.0) -> Columns:
+def win_rate(
+    groups: Sequence[Group],
+    ctx: Context,
+    *,
+    rewards: list,
+    flipped: BelowHalf = 0.0,
+    against: str | None = None,
+) -> Columns:
     """`reward.win_rate`: mean preference of an answer over each *other* answer to its prompt, in [0, 1]: the
     self-play reward of SPO, with the batch as the queue. Its optimum is the minimax winner of the
     preference function, which exists for intransitive preferences too. `rewards`: columns of the judges'
     scores, one population each. `flipped`: share of comparisons with the opposite label (simulated annotation
-    noise), a function of seed, round, prompt and pair.
+    noise), a function of seed, round, prompt and pair. `against`: the actor whose answers are the opponents
+    (Nash-MD: `mixture`, arXiv 2312.00886); null: all.
     """
     made = []
     for group in groups:
@@ -41,7 +49,14 @@ def win_rate(groups: Sequence[Group], ctx: Context, *, rewards: list, flipped: B
                 if _uniform(f"{ctx.seed}/{ctx.round}/{group.prompt.id}/{i}/{j}") < flipped:
                     won = 1 - won
                 wins[i][j], wins[j][i] = won, 1 - won
-        made.append([sum(row) / max(1, len(row) - 1) for row in wins])
+        other = [against in (None, t.actor) for t in group.trajectories]
+        made.append(
+            [
+                sum(won for won, counts in zip(row, other, strict=True) if counts)
+                / max(1, sum(other) - other[i])
+                for i, row in enumerate(wins)
+            ]
+        )
     return {
         "reward.win_rate": made,
         "reward.win_rate.status": [[OK] * len(row) for row in made],

@@ -75,7 +75,7 @@ def by_example(
             Group(
                 prompt,
                 tuple(
-                    t if after is prompt else _without(list(engine.encode_prompt(prompt.messages)), t)
+                    t if after is prompt else _without(list(engine.encode_prompt(prompt)), t)
                     for t in group.trajectories
                 ),
             )

@@ -28,7 +28,7 @@ def sample(
     Random numbers depend on seed, round and prompt id only, so order and batching do not change answers.
     """
     engine = ctx.models["policy"]
-    encoded = [list(engine.encode_prompt(prompt.messages)) for prompt in prompts]
+    encoded = [list(engine.encode_prompt(prompt)) for prompt in prompts]
     requests = [
         Request(
             tokens,

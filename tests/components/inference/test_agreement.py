@@ -52,7 +52,10 @@ def test_stale_server_weights_are_detected_at_the_first_answer(
     engine = choose.engine_of(profile(), first)
     requests = [
         Request(
-            engine.encode_prompt([{"role": "user", "content": f"{i} + 1 ="}]), count=2, max_tokens=8, seed=i
+            engine.encode_prompt(Prompt("", ({"role": "user", "content": f"{i} + 1 ="},))),
+            count=2,
+            max_tokens=8,
+            seed=i,
         )
         for i in range(6)
     ]

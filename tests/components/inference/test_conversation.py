@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.components.inference.conversation import Answer, Conversation, Settings
+from ratchet.components.types import Prompt
 
 GREEDY = Settings(temperature=0.0, tokens=20)
 
@@ -39,13 +40,13 @@ def test_history_contains_finished_exchanges(model: Conversation) -> None:
     assert [m["role"] for m in model.history] == ["user", "assistant"] * 2 and model.history[1][
         "content"
     ] == first.text
-    assert seen == [len(model.engine.encode_prompt(model.history[:3]))]
+    assert seen == [len(model.engine.encode_prompt(Prompt("", tuple(model.history[:3]))))]
 
 
 def test_system_message_is_not_part_of_the_history(model: Conversation) -> None:
     request = model._request([{"role": "user", "content": "hi"}], Settings(system="Topic: rain"), 0)
     assert request.tokens == model.engine.encode_prompt(
-        [{"role": "system", "content": "Topic: rain"}, {"role": "user", "content": "hi"}]
+        Prompt("", ({"role": "system", "content": "Topic: rain"}, {"role": "user", "content": "hi"}))
     )
     last(model.answer("hi", Settings(0.0, 5, "Topic: rain"), 0))
     assert [m["role"] for m in model.history] == ["user", "assistant"]
@@ -92,7 +93,7 @@ def test_streamed_text_never_ends_within_a_utf8_character(model: Conversation) -
 def test_prompt_over_the_context_length_is_an_error_and_answers_are_truncated_to_it(
     model: Conversation,
 ) -> None:
-    room = len(model.engine.encode_prompt([{"role": "user", "content": "hi"}]))
+    room = len(model.engine.encode_prompt(Prompt("", ({"role": "user", "content": "hi"},))))
     model.engine.model.config.max_position_embeddings = room + 3
     assert last(model.answer("hi", Settings(0.0, 100), 0)).note == "cut at 3 tokens"
     refused = last(model.answer("hi", GREEDY, 0))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from scipy.stats import chisquare
 
-from ratchet.components.inference import torch as inference
+from ratchet.components.errors import ContractError
+from ratchet.components.inference import decoding as inference
 from ratchet.components.inference.sampling import sample, unrounded
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models import products
@@ -31,7 +33,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def prompts(engine: TorchEngine) -> list[list[int]]:
     texts = ["What is 3 + 4?", "hi", "tell me about the sea", "9 + 9 =", "do you like dogs?"]
-    return [engine.encode_prompt([{"role": "user", "content": text}]) for text in texts]
+    return [engine.encode_prompt(Prompt("", ({"role": "user", "content": text},))) for text in texts]
 
 
 def test_greedy_tokens_equal_transformers(tiny: Path) -> None:
@@ -140,7 +142,7 @@ def test_common_prefixes_are_prefilled_once_with_equal_answers(
 ) -> None:
     engine = TorchEngine(tiny, rows=2)
     begins = [
-        engine.encode_prompt([{"role": "user", "content": text}])
+        engine.encode_prompt(Prompt("", ({"role": "user", "content": text},)))
         for text in ("tell me about the sea and the sky", "what do you like to do?")
     ]
     prompts = [begin + end for end in ([], [9, 8, 7], [9, 8, 7, 6], [5]) for begin in begins]
@@ -293,3 +295,38 @@ def test_logprobs_of_rounded_logits_are_corrected(scale: float) -> None:
     only[tokens, row] = logits[tokens, row]
     torch.testing.assert_close(found, only.log_softmax(0)[tokens, row], atol=1e-5, rtol=0)
     assert (found - exact[tokens, row]).abs().mean() < 0.6 * (logprobs - exact[tokens, row]).abs().mean()
+
+
+def test_answer_ends_with_the_token_that_completes_a_stop_string(tiny: Path) -> None:
+    engine = TorchEngine(tiny, rows=4)
+    requests = [Request(t, count=3, max_tokens=24, seed=i) for i, t in enumerate(prompts(engine))]
+    free = [s for group in engine.generate(requests) for s in group]
+    stop = "o"
+    cut = [
+        s for group in engine.generate([replace(r, stop_strings=(stop,)) for r in requests]) for s in group
+    ]
+    assert any(stop in engine.decode(s.tokens) for s in free)
+    for whole, short in zip(free, cut, strict=True):
+        assert whole.tokens[: len(short.tokens)] == short.tokens
+        if stop in engine.decode(whole.tokens):
+            assert short.stop == "end" and stop in engine.decode(short.tokens)
+            assert stop not in engine.decode(short.tokens[:-1])
+        else:
+            assert short == whole
+    with pytest.raises(ContractError, match="stop string"):
+        engine.generate([replace(requests[0], stop_strings=("",))])
+
+
+def test_top_logprobs_are_the_likeliest_next_tokens_of_every_step(tiny: Path) -> None:
+    engine, plain = TorchEngine(tiny, rows=4), load_policy(tiny, attention="sdpa")
+    start = prompts(engine)[0]
+    ((sample,), (bare,)) = engine.generate(
+        [Request(start, max_tokens=5, seed=1, top_logprobs=3), Request(start, max_tokens=5, seed=1)]
+    )
+    assert sample.tokens == bare.tokens and bare.top == () and len(sample.top) == len(sample.tokens)
+    with torch.no_grad():
+        truth = plain(torch.tensor([[*start, *sample.tokens]])).logits[0].log_softmax(-1)
+    for step, best in zip(truth[len(start) - 1 : -1], sample.top, strict=True):
+        values, tokens = step.topk(3)
+        assert [t for t, _ in best] == tokens.tolist()
+        assert [p for _, p in best] == pytest.approx(values.tolist(), abs=1e-4)

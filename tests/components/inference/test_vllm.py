@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import namedtuple
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,7 +28,7 @@ from ratchet.components.errors import ContractError, ServiceError
 from ratchet.components.inference.choose import SplitEngine, engine_of, ready, sampler
 from ratchet.components.inference.server import Server
 from ratchet.components.inference.torch import TorchEngine
-from ratchet.components.inference.vllm import Answer, VllmEngine, check_lengths, parameters, untied
+from ratchet.components.inference.vllm import Answer, VllmEngine, _best, check_lengths, parameters, untied
 from ratchet.components.models.load import load_model, load_policy, load_tokenizer, new_reward, save_model
 from ratchet.components.models.tiny import train_tiny
 from ratchet.components.models.value import FILE as VALUE_HEAD
@@ -92,6 +93,44 @@ class Echo:
         return [Answer((5,), (-1.0,), tuple(-float(i) for i in range(len(row)))) for row in rows]
 
     def close(self) -> None: ...
+
+
+class Fixed(Echo):
+    """A backend that always samples the given tokens, with their likeliest alternatives."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        super().__init__()
+        self.tokens = tuple(tokens)
+
+    def answer(self, rows: Any, settings: Any) -> list[Answer]:
+        super().answer(rows, settings)
+        numbers = tuple(-float(i) for i in range(len(self.tokens)))
+        return [Answer(self.tokens, numbers, (), tuple(((t, -0.5),) for t in self.tokens)) for _ in rows]
+
+
+def test_vllm_answer_is_cut_after_the_token_that_completes_a_stop_string(tiny: Path) -> None:
+    tokens = load_tokenizer(tiny)("a b, c, d", add_special_tokens=False)["input_ids"]
+    backend = Fixed(tokens)
+    engine = VllmEngine(tiny, backend)
+    ((cut, _), (whole,)) = engine.generate(
+        [
+            Request([1], count=2, max_tokens=20, stop_strings=(",",), top_logprobs=1),
+            Request([1], max_tokens=20),
+        ]
+    )
+    assert engine.decode(cut.tokens) == "a b," and cut.stop == "end"
+    assert len(cut.logprobs) == len(cut.top) == len(cut.tokens)
+    assert whole.tokens == tuple(tokens) and whole.stop == "length"
+    assert [params["logprobs"] for _, params in backend.requests] == [1, 1, 0]
+    with pytest.raises(ContractError, match="stop string"):
+        engine.generate([Request([1], stop_strings=("",))])
+
+
+def test_likeliest_tokens_of_vllm_exclude_a_sampled_token_of_lower_rank() -> None:
+    one = namedtuple("one", "rank logprob")
+    at = {7: one(5, -4.0), 3: one(1, -0.1), 2: one(2, -2.0)}
+    assert _best(at) == ((3, -0.1), (2, -2.0))
+    assert _best({2: one(2, -2.0), 3: one(1, -0.1)}) == ((3, -0.1), (2, -2.0))
 
 
 @pytest.mark.skipif(HERE, reason="vllm is installed here")
@@ -408,7 +447,7 @@ def engine(request: pytest.FixtureRequest, tiny: Path) -> Iterator[VllmEngine]:
 
 def prompts(engine: Any) -> list[list[int]]:
     texts = ["What is 3 + 4?", "hi", "tell me about the sea", "9 + 9 =", "do you like dogs?"]
-    return [engine.encode_prompt([{"role": "user", "content": text}]) for text in texts]
+    return [engine.encode_prompt(Prompt("", ({"role": "user", "content": text},))) for text in texts]
 
 
 def as_groups(tokens: list[list[int]], answers: list) -> list[Group]:

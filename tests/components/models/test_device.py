@@ -110,7 +110,7 @@ def requests(engine: TorchEngine) -> list[Request]:
     settings = [(1.0, 0, 1.0), (0.0, 0, 1.0), (0.7, 0, 1.0), (0.7, 5, 1.0), (1.3, 0, 0.4)]
     return [
         Request(
-            engine.encode_prompt([{"role": "user", "content": answer}]),
+            engine.encode_prompt(Prompt("", ({"role": "user", "content": answer},))),
             count=1 + (i == 4),
             max_tokens=[1, 9, 2, 9, 9][i],
             seed=i,

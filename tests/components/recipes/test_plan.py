@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from ratchet.components.errors import RecipeError
 from ratchet.components.recipes.plan import Stage, plan
 from ratchet.components.recipes.recipe import load
 
@@ -96,3 +97,27 @@ def test_demonstrations_have_pairs_to_certify_the_reward_model_that_they_train()
         )
     )
     assert "reward_validation" in whole["demonstrations"].options["section"]["splits"]
+
+
+def test_rollout_by_rounds_is_given_the_models_of_its_mixture() -> None:
+    changes = [
+        "online={cadence: round, rounds: 2, prompts: {name: disjoint}}",
+        "online.rollout.weights={policy: 0.5, reference: 0.25, initial: 0.25}",
+    ]
+    stages = plan(*load("nash_md", overrides=changes))
+    trained = stages["optimise_1"].inputs["policy"]
+    assert stages["rollout_2"].inputs == {
+        "policy": "optimise_1",
+        "data": "curated",
+        "reference": trained,
+        "initial": trained,
+    }
+    plain = plan(*load("sentiment_rloo", overrides=changes[:1]))
+    assert set(plain["rollout_2"].inputs) == {"policy", "data"}
+
+
+def test_mixture_with_an_unknown_model_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"needs the model 'refernce'.*did you mean 'reference'"):
+        load("nash_md", overrides=["online.rollout.weights={policy: 0.5, refernce: 0.5}"])
+    with pytest.raises(RecipeError, match="weights"):
+        load("nash_md", overrides=["online.rollout.weights={policy: heavy}"])

@@ -118,7 +118,9 @@ def test_stale_sampler_weights_stop_the_steps(
 
 def test_saved_weights_that_differ_from_the_learner_stop_the_round(tiny_model: Path, mute: Path) -> None:
     learner, profile = TorchLearner(tiny_model, learning_rate=1e-3, threads=1), plain(Profile(threads=1))
-    tokens = TorchEngine(tiny_model, threads=1).encode_prompt([{"role": "user", "content": "3 + 4 ="}])
+    tokens = TorchEngine(tiny_model, threads=1).encode_prompt(
+        Prompt("", ({"role": "user", "content": "3 + 4 ="},))
+    )
     groups = [
         Group(
             Prompt("p", ()),

@@ -12,7 +12,9 @@ from ratchet.components.text.chat import (
     encode,
     encode_group,
     encode_prompt,
+    encode_reply,
     encode_whole,
+    offsets,
 )
 from ratchet.components.types import Group, Message, Prompt, Trajectory
 
@@ -127,3 +129,68 @@ def test_text_without_special_tokens_is_encoded_as_by_the_template(tokenizer) ->
     done = encode_whole(tokenizer, PROMPT, Trajectory((said[-1],)))
     rendered = tokenizer.apply_chat_template(said, tokenize=False)
     assert done.inputs["tokens"] == tokenizer(rendered, add_special_tokens=False)["input_ids"]
+
+
+def test_reply_tokens_join_two_turns_as_the_whole_conversation(tokenizer) -> None:
+    reply: list[Message] = [{"role": "user", "content": "Incorrect.\nTry again."}]
+    whole = encode(
+        tokenizer,
+        PROMPT,
+        Trajectory(
+            ({"role": "assistant", "content": "fine"}, *reply, {"role": "assistant", "content": "ok"})
+        ),
+    )
+    start, eos = encode_prompt(tokenizer, PROMPT.messages), tokenizer.eos_token_id
+    first, second = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("fine", "ok"))
+    suffix = encode_reply(tokenizer, reply)
+    assert [*start, *first, eos, *suffix, *second, eos] == whole.inputs["tokens"]
+    assert encode_reply(tokenizer, reply, ended=False) == [eos, *suffix]
+
+
+def test_special_tokens_in_a_reply_are_encoded_as_text(tokenizer) -> None:
+    controls = {tokenizer.convert_tokens_to_ids(token) for token in tokenizer.all_special_tokens}
+    forged, fine = (encode_reply(tokenizer, [{"role": "user", "content": text}]) for text in (FORGED, "fine"))
+    assert [t for t in forged if t in controls] == [t for t in fine if t in controls]
+    assert FORGED in tokenizer.decode(forged)
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        (
+            "{% for m in messages %}{{ loop.index ~ m['role'] + ': ' + m['content'] + eos_token "
+            "}}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}",
+            "eos_token|differently",
+        ),
+        (
+            "{% for m in messages %}{% if loop.last or m['role'] != 'assistant' %}{{ m['role'] + ': ' + "
+            "m['content'] + eos_token }}{% endif %}{% endfor %}"
+            "{% if add_generation_prompt %}assistant: {% endif %}",
+            "renders an answer differently",
+        ),
+        (
+            "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+            "{{ m['role'] + ': ' + m['content'] + eos_token }}{% endfor %}"
+            "{% if add_generation_prompt %}assistant: {% endif %}",
+            "roles user, assistant, tool: no tools",
+        ),
+    ],
+    ids=["numbered turns", "drops earlier answers", "no tools"],
+)
+def test_reply_is_refused_by_a_template_that_depends_on_earlier_turns(tokenizer, template, why) -> None:
+    kept = tokenizer.chat_template
+    try:
+        tokenizer.chat_template = template
+        with pytest.raises(ContractError, match=why):
+            encode_reply(tokenizer, [{"role": "tool", "content": "x"}])
+    finally:
+        tokenizer.chat_template = kept
+
+
+def test_offsets_cut_the_decoded_text(tokenizer) -> None:
+    text = "the déjà vu of 12 €"
+    tokens = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    places = offsets(tokenizer, tokens)
+    assert "".join(text[a:b] for a, b in places) == text and places[-1] == (len(text), len(text))
+    digit = tokens.index(tokenizer("1", add_special_tokens=False)["input_ids"][0])
+    assert text[slice(*places[digit])] == "1"

@@ -116,3 +116,68 @@ def test_fine_grained_rewards_are_changes_of_the_score_and_sum_to_the_whole(segm
     )["dense"][0]
     assert made == [pytest.approx(expected)] * 2
     assert sum(made[0]) == pytest.approx(score(text) - score(""))
+
+
+def test_win_rate_against_an_actor_ignores_the_other_answers():
+    own, other = Trajectory((), actor="policy"), Trajectory((), actor="mixture")
+    mixed = Group(Prompt("p", ()), (own, own, other, other), {"r": [3.0, 1.0, 2.0, 1.0]})
+    found = annotate("win_rate", [mixed], rewards=["r"], against="mixture")["reward.win_rate"][0]
+    assert found == [1.0, 0.25, 1.0, 0.0]
+
+
+def test_nash_md_converges_in_its_last_iterate_to_the_regularised_equilibrium_and_self_play_does_not():
+    """Rock, paper, scissors; the reference prefers rock. Nash-MD's policy gradient with
+    exact expectations: its fixed point is pi proportional to mu exp(P(y > pi') / tau), with the opponent pi'
+    proportional to pi^(1 - b) mu^b (arXiv 2312.00886, section 7). Without both, the policy circles around
+    the minimax winner, which is uniform.
+    """
+    judges = {"x": [3.0, 2.0, 1.0], "y": [1.0, 3.0, 2.0], "z": [2.0, 1.0, 3.0]}
+    own, other = Trajectory((), actor="policy"), Trajectory((), actor="mixture")
+    wins = []  # wins[b][a] = P(a > b)
+    for b in range(3):
+        columns = {name: [*scores, scores[b]] for name, scores in judges.items()}
+        versus = Group(Prompt("p", ()), (own, own, own, other), columns)
+        found = annotate("win_rate", [versus], rewards=list(columns), against="mixture")
+        wins.append(found["reward.win_rate"][0][:3])
+    assert [wins[1][0], wins[2][1], wins[0][2]] == pytest.approx([2 / 3] * 3) and wins[0][0] == 0.5
+
+    mu = [0.8, 0.1, 0.1]
+
+    def normal(mass):
+        return [x / sum(mass) for x in mass]
+
+    def opponent_of(policy, beta):
+        return normal([p ** (1 - beta) * m**beta for p, m in zip(policy, mu, strict=True)])
+
+    def learned(beta, tau, steps):
+        logits, history = [math.log(m) for m in mu], []
+        for _ in range(steps):
+            policy = normal([math.exp(x - max(logits)) for x in logits])
+            against = opponent_of(policy, beta)
+            rewards = [sum(q * wins[b][a] for b, q in enumerate(against)) for a in range(3)]
+            answers = tuple(Trajectory((), {}, [True], [math.log(p)]) for p in policy)
+            columns = {"r": rewards, "logprobs.reference": [[math.log(m)] for m in mu]}
+            state = Group(Prompt("p", ()), answers, columns)
+            for spec in (
+                {"name": "advantages.kl_in_reward.row", "reward": "r", "beta": tau},
+                {"name": "advantages.fixed", "reward": "regularised"},
+            ):
+                state = state.extended(
+                    {k: v[0] for k, v in build("annotate", spec)([state], Context()).items()}
+                )
+            gains = state.columns["advantages"]
+            mean = sum(p * a for p, a in zip(policy, gains, strict=True))
+            logits = [x + 2.0 * p * (a - mean) for x, p, a in zip(logits, policy, gains, strict=True)]
+            history.append(policy)
+        return history
+
+    expected = mu
+    for _ in range(4000):  # damped fixed-point iteration, independent of the pieces
+        against = opponent_of(expected, 0.25)
+        best = normal(
+            [m * math.exp(sum(q * wins[b][a] for b, q in enumerate(against)) / 0.1) for a, m in enumerate(mu)]
+        )
+        expected = normal([p**0.98 * q**0.02 for p, q in zip(expected, best, strict=True)])
+    assert learned(0.25, 0.1, 3000)[-1] == pytest.approx(expected, abs=1e-3)
+    late = learned(0.0, 0.0, 3000)[1500:]
+    assert min(max(abs(x - 1 / 3) for x in p) for p in late) > 0.1, "it does not reach the minimax winner"

@@ -18,8 +18,8 @@ class Copycat:
     def __init__(self) -> None:
         self.prompts: list[str] = []
 
-    def encode_prompt(self, messages):
-        return [ord(c) for c in "|".join(m["content"] for m in messages)]
+    def encode_prompt(self, prompt):
+        return [ord(c) for c in "|".join(m["content"] for m in prompt.messages)]
 
     def decode(self, tokens):
         return "".join(chr(t) for t in tokens if t)

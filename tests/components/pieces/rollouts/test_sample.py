@@ -14,8 +14,8 @@ class Letters:
 
     weights = "digest"
 
-    def encode_prompt(self, messages):
-        return [ord(c) for c in messages[-1]["content"]]
+    def encode_prompt(self, prompt):
+        return [ord(c) for c in prompt.messages[-1]["content"]]
 
     def decode(self, tokens):
         return "".join(chr(t) for t in tokens if t != STOP)

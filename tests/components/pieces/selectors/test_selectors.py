@@ -183,3 +183,12 @@ def test_new_labels_confirm_reverse_or_drop_a_proposed_pair() -> None:
     ] == [1.0, 2.0]
     assert result[0].prompt.meta["pair"]["reward"] == "reward.instructions"
     assert (ctx.counts["pairs confirmed"], ctx.counts["pairs reversed"], ctx.counts["ties"]) == (1, 1, 1)
+
+
+def test_by_actor_keeps_the_answers_of_one_actor():
+    rows = tuple(Trajectory((), actor=actor) for actor in ("policy", "mixture", "policy"))
+    mixed = Group(Prompt("p", ()), rows, {"reward.r": [1.0, 2.0, 3.0]})
+    ctx = Context()
+    (kept,) = select("by_actor", mixed, Group(Prompt("q", ()), rows[1:2]), ctx=ctx)
+    assert kept.trajectories == (rows[0], rows[2]) and kept.columns["reward.r"] == [1.0, 3.0]
+    assert ctx.counts["answers of other actors"] == 2
