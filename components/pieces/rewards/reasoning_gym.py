@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ratchet.components.piece import each, piece
-from ratchet.components.pieces.rewards.exact_answer import final_answer
+from ratchet.components.pieces.rewards.exact_answer import NUMBER, final_answer, last_boxed
 from ratchet.components.recipes.ranges import Bool
 from ratchet.components.types import Prompt, Trajectory
 
@@ -12,7 +12,8 @@ from ratchet.components.types import Prompt, Trajectory
 @each
 def reasoning_gym(prompt: Prompt, trajectory: Trajectory, *, extract: Bool = True) -> float:
     """Score in [0, 1] by the reasoning-gym data set named in `prompt.meta["source_dataset"]`, with the
-    entry's `metadata`. `extract` passes the last boxed answer or number instead of the whole text.
+    entry's `metadata`. `extract`: of the text only the last boxed answer, or, where the reference answer is a
+    number, the last number.
     """
     from reasoning_gym.factory import get_score_answer_fn
 
@@ -24,5 +25,12 @@ def reasoning_gym(prompt: Prompt, trajectory: Trajectory, *, extract: Bool = Tru
         "answer": prompt.answer,
         "metadata": {"source_dataset": name, **prompt.meta.get("metadata", prompt.meta)},
     }
-    answer = final_answer(trajectory.text) if extract else trajectory.text
+    answer = _extracted(trajectory.text, str(prompt.answer)) if extract else trajectory.text
     return float(get_score_answer_fn(name)(answer=answer, entry=entry))  # pyright: ignore[reportCallIssue]
+
+
+def _extracted(text: str, reference: str) -> str:
+    boxed = last_boxed(text)
+    if boxed is not None:
+        return boxed.strip()
+    return final_answer(text) if NUMBER.fullmatch(reference.strip()) else text.strip()

@@ -62,6 +62,34 @@ def test_reasoning_gym_on_its_own_answers():
             assert values[1] < 0.1
 
 
+@pytest.mark.parametrize(
+    "task",
+    [
+        "chain_sum",
+        "simple_equations",
+        "word_sorting",
+        "letter_counting",
+        "binary_matrix",
+        "mini_sudoku",
+        "caesar_cipher",
+    ],
+)
+def test_reasoning_gym_gives_the_answers_of_every_kind_of_task_full_reward(task):
+    """Words, lists and grids are not reduced to their last number; a boxed answer is taken out of its text."""
+    import reasoning_gym
+
+    for entry in reasoning_gym.create_dataset(task, size=3, seed=3):
+        prompt = Prompt(
+            "p",
+            ({"role": "user", "content": entry["question"]},),
+            entry["answer"],
+            meta={"metadata": entry["metadata"]},
+        )
+        boxed = f"In 3 steps: \\boxed{{{entry['answer']}}} of 7"
+        values, status = score("rewards.reasoning_gym", prompt, entry["answer"], boxed)
+        assert (values, status) == ([1.0, 1.0], ["ok", "ok"])
+
+
 def test_format():
     values, _ = score("rewards.format", Prompt("p", ()), " <think>a\nb</think> <answer>4</answer>\n", "4")
     assert values == [1.0, 0.0]
