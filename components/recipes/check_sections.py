@@ -212,9 +212,10 @@ def check_fit(
             f"{'' if untrained else ' (0 only for a reward model with linear_probe)'}"
         )
     if not any(fit.updates.values()):
+        known = catalogue("objective").items()
+        fitting = sorted(name for name, one in known if one.outputs <= frozenset(gives))
         raise RecipeError(
-            f"{where}.updates: no objective; name at least one of components/pieces/objectives: `{role}: "
-            "[...]`"
+            f"{where}.updates: no objective; write `{role}: [{{name: ...}}]` with one of {', '.join(fitting)}"
         )
     for role, parts in fit.updates.items():
         labels = [spec["label"] for spec in parts]
