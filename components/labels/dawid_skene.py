@@ -157,7 +157,7 @@ def unit_posterior(
 def _right(votes: Votes, truth: np.ndarray) -> np.ndarray:
     """(R, A): expected number of right choices, given the (R, U, K) probabilities of the better answer."""
     people, units, answers = votes.table.shape
-    return truth.reshape(-1, units * answers) @ votes.table.reshape(people, units * answers).T
+    return truth.reshape(len(truth), units * answers) @ votes.table.reshape(people, units * answers).T
 
 
 def _draws(votes: Votes, start: np.ndarray, prior: tuple[float, float], seed: int) -> np.ndarray:

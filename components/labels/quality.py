@@ -125,7 +125,9 @@ def annotator_measures(joined: Labels, name: str, *, good_error: float = GOOD_ER
     """Counts and seconds; `error` (Dawid-Skene, credible interval), `planted` (accuracy on known answers; a
     tie is not right), `consistent` (same verdict on repeated items), `first` (choices of the answer shown
     first; the chance value is the mean of 1/K, `first_chance`) and `longer` (choices of the longest of
-    unequal answers) with Wilson intervals, `effects`, and `chance` (see `chance_test`). None without data.
+    unequal answers) with Wilson intervals, `effects`, and `chance` (see `chance_test`; an annotator found
+    random whose interval of `error` is below chance has the verdict "poor"). None without data; an imported
+    label without a time has 0 seconds, which do not count.
     """
     labels = joined.by(name)
     verdicts = Counter(label.verdict for label in labels)
@@ -135,23 +137,31 @@ def annotator_measures(joined: Labels, name: str, *, good_error: float = GOOD_ER
     unequal = [label for label in chosen if len(set(_lengths(joined, label))) > 1]
     voted = name in joined.model.votes.annotators
     mode, low, high = joined.model.error(name) if voted and chosen else (math.nan,) * 3
+    by_chance = statistics.fmean(1 / len(label.order) for label in chosen) if chosen else None
+    test = chance_test(joined, name, good_error=good_error)
+    if by_chance is not None and test["verdict"] == "random" and high < 1 - by_chance:
+        test["verdict"] = "poor"
     return {
         "labels": len(labels),
         **{verdict: verdicts[verdict] for verdict in ("choice", "tie", "both_bad", "skip")},
-        "seconds": statistics.median(label.seconds for label in labels),
+        "seconds": statistics.median(timed)
+        if (timed := [one.seconds for one in labels if one.seconds])
+        else None,
         "words_per_second": statistics.median(
-            sum(_lengths(joined, label)) / max(label.seconds, 0.1) for label in labels
-        ),
+            sum(_lengths(joined, one)) / one.seconds for one in labels if one.seconds
+        )
+        if timed
+        else None,
         "error": Interval(mean=mode, low=low, high=high, n=len(joined.choices[name])) if chosen else None,
         "planted": _share([label.choice == joined.known[joined.unit(label)] for label in tests]),
         "consistent": _share(_repetitions(joined, judged)),
         "first": _share([label.choice == label.order[0] for label in chosen]),
-        "first_chance": statistics.fmean(1 / len(label.order) for label in chosen) if chosen else None,
+        "first_chance": by_chance,
         "longer": _share(
             [_lengths(joined, one)[one.choice or 0] == max(_lengths(joined, one)) for one in unequal]
         ),
         "effects": dict(conditional_logit(_features(joined, [name]), FEATURES)),
-        "chance": chance_test(joined, name, good_error=good_error),
+        "chance": test,
     }
 
 

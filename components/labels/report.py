@@ -74,6 +74,11 @@ def findings(measures: Mapping[str, Any]) -> list[str]:
                 f"{name} is not distinguishable from choices at random (found after "
                 f"{row['chance']['decided']} items): exclude these labels, or talk to the annotator."
             )
+        elif row["chance"]["verdict"] == "poor":
+            found.append(
+                f"{name} errs more often than {GOOD_ERROR:.0%}, though less than by chance: "
+                f"{interval(row['error'])}. Weights account for that; a talk may help."
+            )
         first = row["first"]
         if first and not first["low"] <= row["first_chance"] <= first["high"]:
             side = "more" if first["mean"] > row["first_chance"] else "less"

@@ -1,5 +1,6 @@
 """Measures of label quality on simulated annotators of known error, and the report."""
 
+import dataclasses
 import json
 import math
 import random
@@ -170,6 +171,19 @@ def test_labels_of_unknown_items_and_answers_are_refused() -> None:
 def test_no_labels_give_an_empty_report() -> None:
     assert measure([], [])["annotators"] == {}
     assert "0 labels" in report([], [])
+
+
+def test_an_annotator_between_good_and_random_is_called_poor() -> None:
+    session = simulate([*GOOD, Annotator("weak", error=0.35)], each=300, planted=0.2, overlap=0.7, seed=6)
+    found = measure(session.items, session.labels)
+    assert found["annotators"]["weak"]["chance"]["verdict"] == "poor"
+    assert "weak errs more often than 15%" in findings(found)[0]
+
+
+def test_labels_without_times_have_no_pace() -> None:
+    untimed = dataclasses.replace(label("x", 0), seconds=0.0)
+    assert measure([item("x")], [untimed])["annotators"]["a"]["words_per_second"] is None
+    assert "–" in report([item("x")], [untimed])
 
 
 def test_report_names_the_clicker_escapes_text_and_is_pure() -> None:
