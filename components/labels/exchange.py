@@ -81,8 +81,8 @@ def import_labels(path: Path, layout: Layout | None = None, names: Names = Names
     if kind is None:
         raise DataError(
             f"{path}: neither Argilla's records (a list of objects with 'fields' and 'responses') nor a "
-            "Label Studio export (a list of objects with 'data' and 'annotations'); JSONL and Parquet files end in "
-            ".jsonl and .parquet"
+            "Label Studio export (a list of objects with 'data' and 'annotations'); JSONL and Parquet files "
+            "end in .jsonl and .parquet"
         )
     return (argilla if kind == "argilla" else label_studio).decode(content, str(path), names)
 

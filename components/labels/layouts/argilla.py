@@ -4,7 +4,8 @@ A record has `id`, `fields`, `metadata`, `suggestions`, `vectors` and `responses
 `{value, user_id}` (some versions add `status`). The question is a label question whose labels are the names
 of the answers' fields, "tie", "both_bad" and "skip", or a ranking question of those fields, where a shared
 first rank is a tie. Argilla knows no order, seconds or time of a response: an import has the order 0, 1, ...
-and 0 seconds. What an export cannot say in Argilla's terms is in the metadata `ratchet`, as JSON, and read back from there.
+and 0 seconds. What an export cannot say in Argilla's terms is in the metadata `ratchet`, as JSON, and read
+back from there.
 """
 
 from __future__ import annotations

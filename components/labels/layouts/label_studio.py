@@ -2,9 +2,10 @@
 
 A task has `id`, `data` and `annotations`; an annotation has `completed_by`, `lead_time` (seconds),
 `created_at`, `was_cancelled` (skipped) and `result`, a list of which these are read: a `pairwise` with
-`selected` left or right (the first or second answer), `choices` "tie" or "both_bad", a `textarea` (reason) and
-`rating`s (aspects). An export adds to an annotation what Label Studio does not know under `ratchet` (pseudonym,
-order), which is read back from there; without it the left answer counts as shown first. Pairs only.
+`selected` left or right (the first or second answer), `choices` "tie" or "both_bad", a `textarea` (reason)
+and `rating`s (aspects). An export adds to an annotation what Label Studio does not know under `ratchet`
+(pseudonym, order), which is read back from there; without it the left answer counts as shown first. Pairs
+only.
 """
 
 from __future__ import annotations
