@@ -116,8 +116,8 @@ def _label(annotation: Mapping[str, Any], item: str, names: Names, at: str) -> L
             reason = (
                 "\n".join(value.get("text", ())) if isinstance(value.get("text"), list) else value["text"]
             )
-        elif kind == "rating":
-            aspects[str(name)] = value.get("rating")
+        elif kind == "rating" and isinstance(value.get("rating"), int):
+            aspects[str(name)] = value["rating"]
     if verdict is None:
         raise DataError(
             f"{at}: the annotation of {pseudonym(person)} has no pairwise result (left or right) and no "
