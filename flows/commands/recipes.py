@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -64,6 +64,9 @@ def explain(recipe: RecipeName, set: Set = [], profile: ProfileOption = None, as
     typer.echo(dump(loaded, chosen))  # as it is: what Rich prints it wraps
     console = open_console(highlight=False)
     console.print(sizes(loaded, chosen))
+    if loaded.data.splits is None:
+        shares = ", ".join(f"{name} {share:.2f}" for name, share in _default_splits(loaded).items())
+        typer.echo(f"data.splits: null stands for {shares}, as far as the data can fill them")
     for line in ["", *summary(loaded, read())]:
         console.print(line, markup=False, soft_wrap=True)
 
@@ -102,6 +105,16 @@ def check_recipes(
             typer.echo("\n  ".join([f"{name}: ok", *found[name].lines()]))
     if as_json:
         print_json({name: {"check": "ok", **plain(checked)} for name, checked in found.items()})
+
+
+def _default_splits(recipe: Any) -> dict[str, float]:
+    """Share of each split that the recipe reads, where it names none."""
+    from ratchet.components.recipes.check_data import read_splits
+    from ratchet.components.recipes.sections import SHARES
+
+    read = read_splits(recipe)
+    total = sum(share for name, share in SHARES.items() if name in read)
+    return {name: share / total for name, share in SHARES.items() if name in read}
 
 
 @app.command()

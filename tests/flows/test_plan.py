@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from typer.testing import CliRunner
 
 from ratchet.components.recipes.recipe import load
+from ratchet.flows.cli import app
 from ratchet.flows.commands.plan import sizes
 
 DEVICE = {"training ranks": "1", "tokens per forward pass and rank": "2048"}
@@ -13,6 +15,13 @@ DEVICE = {"training ranks": "1", "tokens per forward pass and rank": "2048"}
 def table(name: str, *overrides: str, profile: str | None = None) -> dict[str, str]:
     result = sizes(*load(name, overrides=overrides, profile=profile))
     return dict(zip(*(column.cells for column in result.columns), strict=True))
+
+
+def test_explain_writes_the_default_splits_out() -> None:
+    """0.20, 0.04 and 0.06 of the 0.30 that the splits of SFT have together."""
+    said = CliRunner().invoke(app, ["recipes", "explain", "sft"], catch_exceptions=False).output
+    assert "data.splits: null stands for sft 0.67, sft_validation 0.13, evaluate 0.20, as far as" in said
+    assert "stands for" not in CliRunner().invoke(app, ["recipes", "explain", "sft_gsm8k"]).output
 
 
 @pytest.mark.parametrize(
