@@ -1,4 +1,4 @@
-"""The catalogue of recipes: families, what a recipe is in a few lines, and its difference from its base."""
+"""The catalogue of recipes: families, what a recipe is in five lines, and its difference from its base."""
 
 from __future__ import annotations
 
@@ -42,31 +42,30 @@ def families(recipes: Mapping[str, Recipe]) -> dict[str, list[str]]:
 
 
 def summary(recipe: Recipe, stored: Mapping[str, Verdict]) -> list[str]:
-    """What a recipe is, line by line: paper, base and difference, pieces with their papers, claim."""
-    lines = [f"{recipe.name}: {recipe.about}", f"family      {family(recipe)}", f"paper       {recipe.paper}"]
-    own, base = difference(recipe.name), recipe.base
-    if base:
-        lines += [f"base        {base}; its own keys:", *(f"  {key}: {value}" for key, value in own.items())]
-    lines += ["pieces", *(f"  {line}" for line in pieces(recipe))]
-    if recipe.claim:
-        lines += [f"claim       {sentence(recipe.claim)}"]
-        lines += [f"testbed     {recipe.claim.testbed}"] if recipe.claim.testbed else []
-        lines += measured(recipe.name, stored)
-    return lines
-
-
-def measured(name: str, stored: Mapping[str, Verdict]) -> list[str]:
-    """The stored verdict on a recipe's claim, line by line."""
-    if name not in stored:
-        return [f"measured    not yet: ratchet claims {name}"]
-    one = stored[name]
-    stale = " (stale: the definitions changed since)" if one.key != key_of(name) else ""
-    effects = [f"  against {against}: {effect(row)}" for against, row in one.comparisons.items()]
+    """What a recipe is in five lines: about, family and paper, difference from its base, pieces with their
+    papers, claim with what was measured of it.
+    """
+    own = ", ".join(f"{key}: {value}" for key, value in difference(recipe.name).items())
     return [
-        f"measured    {one.verdict}{stale}, {one.seeds} seeds, {one.minutes:.1f} minutes",
-        *effects,
-        f"  {one.note or one.why}",
+        f"{recipe.name}: {recipe.about}",
+        f"family    {family(recipe)}, {recipe.paper}",
+        f"base      {recipe.base or 'none'}{f'; its own keys: {own}' if own else ''}",
+        f"pieces    {', '.join(pieces(recipe))}",
+        f"claim     {measured(recipe, stored)}",
     ]
+
+
+def measured(recipe: Recipe, stored: Mapping[str, Verdict]) -> str:
+    """The claim of a recipe in words, and the stored verdict on it."""
+    if recipe.claim is None:
+        return "none"
+    claim = f"{sentence(recipe.claim)}{f' ({recipe.claim.testbed})' if recipe.claim.testbed else ''}"
+    if recipe.name not in stored:
+        return f"{claim}: not measured, see `ratchet claims {recipe.name}`"
+    one = stored[recipe.name]
+    stale = " (stale: the definitions changed since)" if one.key != key_of(recipe.name) else ""
+    effects = "; ".join(f"against {against}: {effect(row)}" for against, row in one.comparisons.items())
+    return f"{claim}: {one.verdict}{stale}, {effects}, {one.seeds} seeds. {one.note or one.why}"
 
 
 def difference(name: str) -> dict[str, Any]:
@@ -88,15 +87,10 @@ def _dotted(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def pieces(recipe: Recipe) -> list[str]:
-    """The pieces that a recipe names, with the first line of their documentation and their paper."""
+    """The pieces that a recipe names, with their papers."""
     known = {name: one for slot in SLOTS for name, one in catalogue(slot).items()}
-    lines: dict[str, str] = {}
-    for name in _named(plain(recipe)):
-        if name in known and name not in lines:
-            one = known[name]
-            first = " ".join(one.doc.split("\n\n")[0].split())
-            lines[name] = f"{name} ({one.slot}{', ' + one.paper if one.paper else ''}): {first}"
-    return list(lines.values())
+    used = dict.fromkeys(name for name in _named(plain(recipe)) if name in known)
+    return [f"{name} ({paper})" if (paper := known[name].paper) else name for name in used]
 
 
 def _named(value: Any) -> Iterator[str]:
