@@ -21,6 +21,7 @@ from ratchet.flows.commands.export import export, push
 from ratchet.flows.commands.gc import gc
 from ratchet.flows.commands.init import init
 from ratchet.flows.commands.join import join
+from ratchet.flows.commands.label import label
 from ratchet.flows.commands.lineage import lineage
 from ratchet.flows.commands.lm_eval import lm_eval
 from ratchet.flows.commands.options import OUT, Home, Limit, ProfileOption, RecipeName, Set, Until
@@ -165,6 +166,7 @@ for command in (
     certify,
     claims,
     compare,
+    label,
     deploy,
     lineage,
     export,

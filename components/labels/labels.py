@@ -67,7 +67,8 @@ class Label:
 
     `choice`: index in `Item.answers` of the best answer, None unless `verdict` is "choice". `order`: indices
     of the answers as they were shown, from left to right. `seconds`: from showing the item to the judgement.
-    `aspects`: rating by name. `time`: ISO 8601 in UTC. `annotator` is a pseudonym.
+    `aspects`: name of an aspect to the index of the answer that is better in it, -1 for no difference.
+    `time`: ISO 8601 in UTC. `annotator` is a pseudonym.
 
     Raises `DataError` for an unknown verdict, a choice that is not among `order`, or a `choice` without the
     verdict "choice".
@@ -141,10 +142,12 @@ def read_labels(path: Path) -> list[Label]:
 
 
 def read_history(path: Path) -> list[Label | Retraction]:
-    """Every line of a label file, in order. `DataError` for an invalid one."""
+    """Every line of a label file, in order, without an incomplete last one (see `repair`). `DataError` for an
+    invalid line.
+    """
     return [
         _located(Retraction, row, where) if "retracts" in row else _located(Label, row, where)
-        for where, row in _rows(Path(path))
+        for where, row in _rows(Path(path), incomplete=True)
     ]
 
 
@@ -161,13 +164,21 @@ def standing(history: Iterable[Label | Retraction]) -> list[Label]:
 
 
 def append_durably(path: Path, records: Iterable[Item | Label | Retraction]) -> None:
-    """Append records and return only after they are on disk (fsync of the file, and of its folder if new)."""
+    """Append records and return only after they are on disk (fsync of the file, and of its folder if new). If
+    writing fails, such as on a full disk, the file is as before.
+    """
     path, new = Path(path), not Path(path).exists()
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        file.write("".join(map(to_line, records)).encode())
-        file.flush()
-        os.fsync(file.fileno())
+    text = "".join(map(to_line, records)).encode()
+    with path.open("ab", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        try:
+            while text:
+                text = text[file.write(text) :]
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(size)
+            raise
     if new:
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -177,22 +188,37 @@ def append_durably(path: Path, records: Iterable[Item | Label | Retraction]) -> 
 
 
 def repair(path: Path) -> None:
-    """Remove an incomplete last line: a process died while writing it, so it was never acknowledged."""
-    path = Path(path)
-    if not path.exists():
-        return
-    content = path.read_bytes()
+    """End the last line of a file, or remove it if it is incomplete: a process died while writing it, so it
+    was never acknowledged.
+    """
+    content = path.read_bytes() if path.exists() else b""
     whole = content.rfind(b"\n") + 1
     if whole < len(content):
         with path.open("r+b") as file:
-            file.truncate(whole)
+            if _is_json(content[whole:]):
+                file.seek(0, os.SEEK_END)
+                file.write(b"\n")
+            else:
+                file.truncate(whole)
+            file.flush()
             os.fsync(file.fileno())
 
 
-def _rows(path: Path) -> Iterable[tuple[str, Mapping[str, Any]]]:
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _rows(path: Path, incomplete: bool = False) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    """(location, row) of every line; with `incomplete`, a last line without an end may be cut off."""
     if not path.is_file():
         raise SourceError(f"there is no file {path}")
-    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+    *lines, last = path.read_bytes().split(b"\n")
+    lines += [] if incomplete and not _is_json(last) else [last]
+    for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
                 row = json.loads(line)

@@ -1,0 +1,80 @@
+"""Settings of a labelling queue, and making one."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ratchet.components.errors import DataError
+from ratchet.components.labels.labels import ITEMS, Item, append_durably, read_items, repair
+from ratchet.components.storage.store import write_atomic
+
+SETTINGS = "queue.json"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`overlap`: share of the items of a round that two annotators judge. `lease_minutes`: how long an item
+    stays reserved for the annotator who sees it. `extra_every`: after so many ordinary items an annotator
+    judges a planted or repeated one, if there is one. `aspects`: questions besides the overall choice.
+    `seed`: of the order of answers. `title` and `guidelines` are shown.
+    """
+
+    overlap: float = 0.0
+    lease_minutes: float = 10.0
+    extra_every: int = 8
+    aspects: Sequence[str] = ()
+    seed: int = 0
+    title: str = ""
+    guidelines: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.overlap <= 1:
+            raise DataError(f"queue: overlap is {self.overlap}, expected a share from 0 to 1")
+        if self.lease_minutes <= 0 or self.extra_every < 1:
+            raise DataError("queue: expected lease_minutes above 0 and extra_every of at least 1")
+
+
+def make_queue(folder: Path, items: Iterable[Item], settings: Settings | None = None) -> Path:
+    """Write a new queue, or add the items that an existing one does not have (its settings stay)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / SETTINGS).exists():
+        text = json.dumps(asdict(settings or Settings()), indent=1, ensure_ascii=False)
+        write_atomic(folder / SETTINGS, text + "\n")
+    repair(folder / ITEMS)
+    known = {item.id for item in read_items(folder)} if (folder / ITEMS).exists() else set()
+    append_durably(folder / ITEMS, [item for item in items if item.id not in known])
+    return folder
+
+
+def read_settings(folder: Path) -> Settings:
+    """The settings of a queue folder; the defaults if it has none. `DataError` for an invalid file."""
+    try:
+        return Settings(**json.loads((folder / SETTINGS).read_text()))
+    except FileNotFoundError:
+        return Settings()
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{folder / SETTINGS}: {error}") from error
+
+
+def doubled(items: Sequence[Item], settings: Settings) -> set[str]:
+    """Ids of the items that two annotators judge: the share `overlap` of each round's ordinary items,
+    rounded, chosen by the seed and their ids.
+    """
+    rounds: dict[int | None, list[str]] = {}
+    for item in items:
+        if ordinary(item):
+            rounds.setdefault(item.round, []).append(item.id)
+    found: set[str] = set()
+    for ids in rounds.values():
+        order = sorted(ids, key=lambda name: random.Random(f"overlap/{settings.seed}/{name}").random())
+        found.update(order[: round(settings.overlap * len(ids))])
+    return found
+
+
+def ordinary(item: Item) -> bool:
+    """Whether an item is neither planted nor a repetition."""
+    return item.planted is None and item.repeat_of is None

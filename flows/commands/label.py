@@ -1,0 +1,153 @@
+"""`ratchet label`: a page on which people compare answers, and the preference data that they make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ratchet.components.errors import RecipeError
+from ratchet.flows.commands.options import OUT, Home
+
+
+def label(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="QUEUE|RUN", help="Folder of a labelling queue, or a run to make one from."),
+    ],
+    home: Home = OUT,
+    labels: Annotated[
+        int | None,
+        typer.Option(min=1, help="Labels that a new queue asks for. Default: one pair of answers a prompt."),
+    ] = None,
+    overlap: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the pairs of a new queue that two annotators judge.")
+    ] = 0.0,
+    stage: Annotated[
+        str | None,
+        typer.Option(help="Stage of the run whose answers are compared. Default: its last answers."),
+    ] = None,
+    select: Annotated[
+        str | None,
+        typer.Option(help="Selector that proposes the pairs, such as best_worst. Default: at random."),
+    ] = None,
+    repeats: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the pairs that an annotator sees a second time.")
+    ] = 0.0,
+    planted: Annotated[
+        Path | None, typer.Option(help="File of preference pairs to mix in, to measure annotators' errors.")
+    ] = None,
+    aspects: Annotated[str, typer.Option(help="More questions, separated by commas: helpful,honest")] = "",
+    guidelines: Annotated[Path | None, typer.Option(help="Text file with guidelines for the page.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the pairs and of the order of answers.")] = 0,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Others than loopback need tokens.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any free one.")] = 8765,
+    annotators: Annotated[
+        str, typer.Option(help="Pseudonyms to make personal links for, separated by commas: ann,ben")
+    ] = "",
+    export: Annotated[
+        Path | None, typer.Option(help="Write the labels as preference pairs (.parquet) and exit.")
+    ] = None,
+    forget: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Delete the labels of an annotator and exit.")
+    ] = None,
+) -> None:
+    """Serve a page on which people compare answers, over a queue that a run's answers fill. Ctrl-C stops it;
+    the same command continues.
+    """
+    folder = _queue_folder(source, home, stage)
+    if export is not None:
+        return _export(folder, export)
+    if forget is not None:
+        return _forget(folder, forget, home)
+    from ratchet.tasks.labels.server import is_loopback
+    from ratchet.tasks.labels.tokens import digests, issue
+
+    names = [name.strip() for name in annotators.split(",") if name.strip()]
+    if not is_loopback(host) and not names and not digests(folder):
+        raise RecipeError(
+            f"--host {host} is reached from other machines: name the annotators who get a personal link, "
+            "such as --annotators ann,ben"
+        )
+    if not (folder / "items.jsonl").exists():
+        options = {
+            "labels": labels, "overlap": overlap, "select": select, "repeats": repeats, "planted": planted,
+            "aspects": aspects, "guidelines": guidelines, "seed": seed,
+        }  # fmt: skip
+        typer.echo(_fill(folder, source, home, stage, options))
+    _serve(folder, host, port, issue(folder, names))
+
+
+def _queue_folder(source: str, home: Path, stage: str | None) -> Path:
+    """The folder itself if it has a queue, else that of the run's queue, which may not exist yet."""
+    if (Path(source) / "items.jsonl").is_file():
+        return Path(source)
+    from ratchet.tasks.tracking.outcome import find_run
+
+    run = find_run(source, home)
+    return home / "labels" / run.name / (stage or "newest")
+
+
+def _fill(folder: Path, source: str, home: Path, stage: str | None, options: dict[str, Any]) -> str:
+    """Make the queue from a run's answers; returns a line on what is in it."""
+    from ratchet.components.labels.settings import Settings
+    from ratchet.tasks.labels.fill import fill
+    from ratchet.tasks.tracking.outcome import find_run
+
+    guidelines = options.pop("guidelines")
+    settings = Settings(
+        overlap=options.pop("overlap"),
+        aspects=tuple(name.strip() for name in options.pop("aspects").split(",") if name.strip()),
+        seed=options["seed"],
+        guidelines=guidelines.read_text().strip() if guidelines else "",
+    )
+    return fill(folder, find_run(source, home), settings, stage=stage, **options)
+
+
+def _serve(folder: Path, host: str, port: int, tokens: dict[str, str]) -> None:
+    from ratchet.components.labels.queue import Queue
+    from ratchet.tasks.labels.server import address, is_loopback, links, listener, make_app, server_of
+
+    with Queue(folder) as queue:
+        bound = listener(host, port)
+        base = address(host, bound.getsockname()[1])
+        progress = queue.progress()
+        typer.echo(f"queue      {folder}: {progress.judged} of {progress.wanted} labels")
+        for name, link in links(base, tokens).items():
+            typer.echo(f"{name:<10} {link}")
+        typer.echo(f"page       {base}")
+        typer.echo("Ctrl-C stops it; every label is on disk already.")
+        server_of(make_app(queue, local=is_loopback(host))).run([bound])
+        progress = queue.progress()
+        typer.echo(f"stopped at {progress.judged} of {progress.wanted} labels; the same command continues")
+
+
+def _export(folder: Path, file: Path) -> None:
+    from ratchet.components.labels.datasets import export
+    from ratchet.components.labels.labels import read_items, read_labels
+
+    counts = export(read_items(folder), read_labels(folder), file)
+    typer.echo(f"{file}: " + ", ".join(f"{number} {name}" for name, number in sorted(counts.items())))
+    typer.echo(f"a recipe reads it with `data: {{source: 'path:{file}'}}`")
+
+
+def _forget(folder: Path, name: str, home: Path) -> None:
+    from ratchet.components.labels.queue import forget
+    from ratchet.tasks.labels.readers import readers
+    from ratchet.tasks.labels.tokens import checked, revoke
+
+    deleted = forget(folder, checked(name))
+    revoke(folder, name)
+    typer.echo(
+        f"{folder}: {deleted} labels of {name} deleted; files that were exported before still have them"
+    )
+    found = readers(home, name)
+    for one in found:
+        typer.echo(
+            f"read by    run {one.run}: {one.labels} labels; models {', '.join(one.models) or 'none yet'}"
+        )
+    if not found:
+        typer.echo(f"no run under {home / 'runs'} read them")

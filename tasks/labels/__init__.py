@@ -1,0 +1,1 @@
+"""The labelling page: web server, tokens of annotators."""

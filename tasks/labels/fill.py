@@ -1,0 +1,98 @@
+"""Fill a labelling queue with the answers of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ratchet.components.data.groups import read_groups
+from ratchet.components.errors import RecipeError, nearest
+from ratchet.components.labels.datasets import items_of, planted_items, repeated
+from ratchet.components.labels.settings import Settings, make_queue
+from ratchet.components.piece import build
+from ratchet.components.storage.store import read_manifest
+from ratchet.components.types import Context, Group
+from ratchet.tasks.tracking.outcome import outcome
+
+ANSWERS = ("rollout", "annotate", "demonstrate", "prepare_offline", "improve")
+"""Kinds of stages that write sampled answers."""
+FILES = ("groups.parquet", "last_groups.parquet")
+
+
+def fill(
+    folder: Path,
+    run: Path,
+    settings: Settings,
+    *,
+    stage: str | None = None,
+    labels: int | None = None,
+    select: str | None = None,
+    repeats: float = 0.0,
+    planted: Path | None = None,
+    seed: int = 0,
+) -> str:
+    """Make a queue of comparisons between the answers that a stage of the run wrote; returns a line on it.
+
+    With `labels` so many that annotators give at most that number of labels, pairs that two of them judge
+    counted twice. `select`: name of a selector that proposes pairs, or a piece with options in YAML.
+    `RecipeError` if the run has no such answers.
+    """
+    name, file = answers_of(run, stage)
+    groups: Sequence[Group] = read_groups(file)
+    if select:
+        spec = yaml.safe_load(select)
+        groups = build("select", {"name": spec} if isinstance(spec, str) else spec)(
+            groups, Context(seed=seed)
+        )
+    count = None if labels is None else max(1, int(labels / (1 + settings.overlap) + 1e-9))
+    manifest = read_manifest(file.parent) or {}
+    weights = _weights(manifest)
+    items = items_of(groups, count, seed=seed, round=_round(manifest), policy=weights)
+    if not items:
+        raise RecipeError(f"stage {name!r} of run {run.name} has no two different answers to one prompt")
+    extra = [*repeated(items, repeats, seed), *(planted_items(planted) if planted else [])]
+    make_queue(folder, [*items, *extra], settings)
+    more = f", {len(extra)} repeated or planted" if extra else ""
+    return f"filled     {len(items)} pairs of answers of stage {name}{more}"
+
+
+def answers_of(run: Path, stage: str | None) -> tuple[str, Path]:
+    """Name and file of the stage whose groups are compared: the given one, else the last that sampled answers
+    with two different ones to a prompt.
+    """
+    made = {one["name"]: run / "stages" / one["name"] for one in outcome(run)["stages"] if one["made"]}
+    files = {
+        name: folder / file
+        for name, folder in made.items()
+        for file in FILES
+        if (folder / file).is_file() and (stage == name or _samples(folder))
+    }
+    if stage is not None and stage not in files:
+        raise RecipeError(f"run {run.name} has no answers of a stage {stage!r}{nearest(stage, files)}")
+    if stage is not None:
+        return stage, files[stage].resolve()
+    if not files:
+        raise RecipeError(
+            f"run {run.name} has no sampled answers yet; expected a finished stage of an online phase, such "
+            "as rollout_1"
+        )
+    name = list(files)[-1]
+    return name, files[name].resolve()
+
+
+def _samples(folder: Path) -> bool:
+    return ((read_manifest(folder) or {}).get("made_with") or {}).get("does") in ANSWERS
+
+
+def _round(manifest: dict[str, Any]) -> int | None:
+    return ((manifest.get("made_with") or {}).get("options") or {}).get("round")
+
+
+def _weights(manifest: dict[str, Any]) -> str:
+    """Store key of the policy that wrote the answers, as far as the manifest says."""
+    inputs = list((manifest.get("made_with") or {}).get("inputs") or {})
+    parents = manifest.get("parents") or []
+    return parents[inputs.index("policy")] if "policy" in inputs and parents else str(manifest.get("key", ""))

@@ -1,0 +1,288 @@
+"""The web server of the labelling page: a FastAPI application over a `Queue`.
+
+    GET  /            the page
+    GET  /api/next    the annotator's comparison, with progress (a "view")
+    POST /api/labels  a judgement; it is on disk before the reply, which is the next view
+    POST /api/undo    retract the judgement of an item; replies with the view of that item
+    POST /api/lease   keep the item reserved while it is on the screen
+
+An annotator is named by a bearer token or, if the queue has no tokens, by the header `X-Annotator`. A website
+of another origin can send neither. Answers are sent in the annotator's order only, so the page knows of no
+other. TLS is a proxy's task, as for the team server.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import uvicorn
+from fastapi import Depends, FastAPI, Header, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ratchet.components.errors import DataError, RatchetError, ServiceError
+from ratchet.components.labels.labels import Label
+from ratchet.components.labels.queue import Queue, Taken
+from ratchet.tasks.labels.tokens import NAME, digests, holder
+
+PAGE = Path(__file__).with_name("page.html")
+MOST_BYTES = 32_768
+"""Largest body of a request."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+Position = Annotated[int, Field(ge=0, le=99)]
+
+
+class Judgement(BaseModel):
+    """Body of `POST /api/labels`. `position` and the values of `aspects` count the answers as shown, from 0;
+    -1 in an aspect: no difference.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    item: Annotated[str, Field(max_length=200)]
+    verdict: Literal["choice", "tie", "both_bad", "skip"]
+    position: Position | None = None
+    seconds: Annotated[float, Field(ge=0, le=604_800, allow_inf_nan=False)]
+    reason: Annotated[str, Field(max_length=4000)] = ""
+    aspects: Annotated[dict[str, Annotated[int, Field(ge=-1, le=99)]], Field(max_length=20)] = {}
+
+
+class Named(BaseModel):
+    """Body that names an item."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    item: Annotated[str, Field(max_length=200)]
+
+
+def annotator(
+    request: Request,
+    authorization: Annotated[str, Header()] = "",
+    x_annotator: Annotated[str, Header()] = "",
+) -> str:
+    """Pseudonym of a request's annotator; status 401 without a valid token (without tokens: pseudonym)."""
+    known: Mapping[str, str] = request.app.state.known
+    scheme, _, token = authorization.partition(" ")
+    if known:
+        name = holder(token.strip(), known) if scheme.lower() == "bearer" else None
+    else:
+        name = x_annotator if NAME.fullmatch(x_annotator) else None
+    if name is None:
+        why = "this token is not known" if known else "a pseudonym is needed: letters, digits, dots, dashes"
+        raise HTTPException(401, why, {"WWW-Authenticate": "Bearer"})
+    return name
+
+
+Annotator = Annotated[str, Depends(annotator)]
+
+
+def make_app(queue: Queue, *, local: bool = True) -> FastAPI:
+    """The application. `local`: answer requests to a loopback address only, so that a website cannot reach it
+    by a host name of its own (DNS rebinding).
+    """
+    app = FastAPI(title="Ratchet labels", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.known = digests(queue.folder)
+    app.add_middleware(Guard)
+    if local:
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK, "[::1]"])
+
+    @app.get("/", response_class=HTMLResponse)
+    def page() -> HTMLResponse:
+        text, policy = page_and_policy()
+        return HTMLResponse(text, headers={"Content-Security-Policy": policy})
+
+    @app.get("/api/next")
+    def following(name: Annotator) -> dict[str, Any]:
+        return view(queue, name)
+
+    @app.post("/api/labels")
+    def judge(body: Judgement, name: Annotator) -> dict[str, Any]:
+        queue.submit(label_of(queue, body, name))
+        return view(queue, name)
+
+    @app.post("/api/undo")
+    def undo(body: Named, name: Annotator) -> dict[str, Any]:
+        queue.undo(name, body.item)
+        return view(queue, name)
+
+    @app.post("/api/lease", status_code=204)
+    def renew(body: Named, name: Annotator) -> Response:
+        queue.renew(body.item, name)
+        return Response(status_code=204)
+
+    @app.exception_handler(RatchetError)
+    def refuse(request: Request, error: Exception) -> JSONResponse:
+        status = 409 if isinstance(error, Taken) else 422 if isinstance(error, DataError) else 500
+        return JSONResponse({"detail": str(error)}, status)
+
+    @app.exception_handler(RequestValidationError)
+    def invalid(request: Request, error: Exception) -> JSONResponse:  # without a copy of the input
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        return JSONResponse({"detail": f"{'.'.join(map(str, first['loc']))}: {first['msg']}"}, 422)
+
+    @app.exception_handler(OSError)
+    def unwritten(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"detail": f"the label could not be written: {error}"}, 507)
+
+    return app
+
+
+def label_of(queue: Queue, body: Judgement, annotator: str) -> Label:
+    """The label of a judgement: positions as shown become indices of the item's answers."""
+    order = queue.order(body.item, annotator)
+    if unknown := set(body.aspects) - set(queue.settings.aspects):
+        raise DataError(f"the queue has no aspect {min(unknown)!r}")
+    positions = [*body.aspects.values(), *([] if body.position is None else [body.position])]
+    if any(position >= len(order) for position in positions):
+        raise DataError(f"expected a position below {len(order)}, got {max(positions)}")
+    return Label(
+        body.item,
+        annotator,
+        None if body.position is None else order[body.position],
+        body.verdict,
+        order,
+        round(body.seconds, 2),
+        body.reason.strip(),
+        {name: -1 if position < 0 else order[position] for name, position in body.aspects.items()},
+    )
+
+
+def view(queue: Queue, annotator: str) -> dict[str, Any]:
+    """What the page shows to an annotator."""
+    item, settings = queue.next(annotator), queue.settings
+    return {
+        "annotator": annotator,
+        "title": settings.title,
+        "guidelines": settings.guidelines,
+        "aspects": list(settings.aspects),
+        "progress": asdict(queue.progress(annotator)),
+        "last": queue.last(annotator),
+        "item": item
+        and {
+            "id": item.id,
+            "messages": list(item.prompt),
+            "answers": [item.answers[i] for i in queue.order(item.id, annotator)],
+        },
+    }
+
+
+@cache
+def page_and_policy() -> tuple[str, str]:
+    """The page, and a Content-Security-Policy that allows nothing but its own style and script by their
+    digests, and requests to its own server.
+    """
+    text = PAGE.read_text(encoding="utf-8")
+    allowed = {}
+    for tag in ("style", "script"):
+        found = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        assert found
+        digest = base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()
+        allowed[tag] = f"{tag}-src 'sha256-{digest}'"
+    rest = "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    return text, f"default-src 'none'; {allowed['style']}; {allowed['script']}; {rest}"
+
+
+class Guard:
+    """ASGI middleware: refuses bodies above `MOST_BYTES`, declared or not, and adds headers for safety."""
+
+    HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"),
+               (b"cache-control", b"no-store"))  # fmt: skip
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        body, more = b"", True
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        too_long = not declared.isdigit() or int(declared) > MOST_BYTES
+        while more and not too_long:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+            too_long = len(body) > MOST_BYTES
+        sent = False
+
+        async def replay() -> Message:
+            nonlocal sent
+            if sent:
+                return await receive()
+            sent = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], *self.HEADERS]}
+            await send(message)
+
+        if too_long:
+            detail = {"detail": f"expected at most {MOST_BYTES} bytes"}
+            return await JSONResponse(detail, 413, {"Connection": "close"})(scope, receive, guarded)
+        await self.app(scope, replay, guarded)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on is reached from this machine only."""
+    return host in LOOPBACK or host.startswith("127.")
+
+
+def listener(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0: any free one. `ServiceError` if the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ServiceError(
+            f"cannot listen on {host} port {port}: {error.strerror}; pass another with --port"
+        ) from error
+
+
+def server_of(app: FastAPI) -> uvicorn.Server:
+    """The uvicorn server of an application, without an access log, which would name annotators."""
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, limit_concurrency=256, lifespan="off"
+    )
+    return uvicorn.Server(config)
+
+
+@contextlib.contextmanager
+def serving(app: FastAPI, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+    """Serve an application from a thread of this process; yields its address."""
+    bound = listener(host, port)
+    server = server_of(app)
+    thread = threading.Thread(target=server.run, args=([bound],), name="labels", daemon=True)
+    thread.start()
+    end = time.monotonic() + 30
+    while not server.started and thread.is_alive() and time.monotonic() < end:
+        time.sleep(0.01)
+    try:
+        if not server.started:
+            raise ServiceError(f"the labelling server on {host} did not start within 30 s")
+        yield address(host, bound.getsockname()[1])
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+def address(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def links(base: str, tokens: Mapping[str, str]) -> dict[str, str]:
+    """Pseudonym → link. The token is in the fragment, which browsers send to no server."""
+    return {name: f"{base}/#token={token}" for name, token in tokens.items()}
