@@ -59,7 +59,12 @@ def annotate_groups(
     Provenance: the prompt's meta `reward_models` maps each reward column to {model name: weights digest} of
     the reward models behind it, including those of the columns it was derived from.
     """
-    groups, counts = without_failed(groups, max_failed)
+    given = groups
+    groups, counts = without_failed(given, max_failed)
+    if given and not groups:
+        raise DataError(
+            f"rollout: the trajectories of all {len(given)} prompts failed; nothing can be rewarded"
+        )
     sources: dict[str, dict[str, str]] = {}
     for name, annotator, reads in annotators:
         work = functools.partial(_run_annotator, annotator, groups, ctx)
@@ -92,10 +97,10 @@ def annotate_groups(
             if good:
                 kept.append(group.take(good))
         lost = total - sum(len(g.trajectories) for g in kept)
-        if total and lost / total > max_failed:
+        if total and (lost / total > max_failed or lost == total):
             raise DataError(
                 f"{name}: {lost} of {total} rewards failed or were skipped (at most {max_failed:.0%} "
-                "allowed); "
+                "allowed, and never all); "
                 f"first failure: {first}"
             )
         groups = kept if rewards else groups

@@ -194,3 +194,14 @@ def test_offsets_cut_the_decoded_text(tokenizer) -> None:
     assert "".join(text[a:b] for a, b in places) == text and places[-1] == (len(text), len(text))
     digit = tokens.index(tokenizer("1", add_special_tokens=False)["input_ids"][0])
     assert text[slice(*places[digit])] == "1"
+
+
+def test_special_tokens_in_a_next_turn_are_encoded_as_text(tokenizer) -> None:
+    """An observation of an environment cannot speak as the assistant."""
+    controls = {tokenizer.convert_tokens_to_ids(token) for token in tokenizer.all_special_tokens}
+
+    def shape(text: str) -> list[int]:
+        turn: list[Message] = [{"role": "tool", "content": text}]
+        return [token for token in encode_reply(tokenizer, turn) if token in controls]
+
+    assert shape(FORGED) == shape("fine")

@@ -163,6 +163,21 @@ def test_too_many_failed_rewards_stop_the_run() -> None:
         annotate_groups(groups, [Named("shaky", shaky)], Context(), max_failed=0.24)
 
 
+def test_a_round_without_any_reward_stops_the_run() -> None:
+    """With `max_failed: 1.0` too: there is nothing to average."""
+    groups = [group("p", "nan", "skip"), group("q", "breaks")]
+    with pytest.raises(DataError, match=r"shaky: 3 of 3 rewards .*never all"):
+        annotate_groups(groups, [Named("shaky", shaky)], Context(), max_failed=1.0)
+    broken = [
+        dataclasses.replace(
+            g, trajectories=tuple(dataclasses.replace(t, stop="error") for t in g.trajectories)
+        )
+        for g in groups
+    ]
+    with pytest.raises(DataError, match=r"rollout: the trajectories of all 2 prompts failed"):
+        annotate_groups(broken, [Named("shaky", shaky)], Context(), max_failed=1.0)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None])
 def test_nan_of_a_combined_reward_is_masked(value: float | None) -> None:
     def derived(groups: list[Group], ctx: Context) -> dict[str, Any]:
