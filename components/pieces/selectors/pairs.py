@@ -111,3 +111,14 @@ def of_kind(group: Group, kind: str) -> Group:
 def drawn(values: Iterable[T], key: str) -> list[T]:
     """The values in pseudo-random order, a function of `key` only."""
     return sorted(values, key=lambda value: hashlib.sha256(f"{key}/{value}".encode()).digest())
+
+
+def first_share(
+    groups: Sequence[Group], ranks: Sequence[float], share: float, ctx: Context, reason: str
+) -> list[Group]:
+    """The `share` of groups with the lowest ranks, rounded up, in their order; ties go to the earlier group.
+    Those left out are counted under `reason`.
+    """
+    kept = sorted(sorted(range(len(groups)), key=lambda i: ranks[i])[: math.ceil(len(groups) * share)])
+    ctx.counts[reason] += len(groups) - len(kept)
+    return [groups[i] for i in kept]
