@@ -93,7 +93,8 @@ def wilson(successes: float, trials: int, *, level: float = 0.95) -> Interval:
     z, share = float(norm.ppf((1 + level) / 2)), successes / trials
     centre = (share + z * z / (2 * trials)) / (1 + z * z / trials)
     half = z / (1 + z * z / trials) * (share * (1 - share) / trials + z * z / (4 * trials * trials)) ** 0.5
-    return Interval(mean=share, low=max(0.0, centre - half), high=min(1.0, centre + half), n=trials)
+    low, high = max(0.0, centre - half), min(1.0, centre + half)
+    return Interval(mean=share, low=min(low, share), high=max(high, share), n=trials)  # despite rounding
 
 
 def counts(units: int, resamples: int, seed: int) -> np.ndarray:

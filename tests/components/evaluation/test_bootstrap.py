@@ -65,3 +65,10 @@ def test_bad_values_are_refused(bad):
 def test_resample_counts_sum_to_the_number_of_units():
     drawn = counts(7, 500, 0)
     assert drawn.shape == (500, 7) and (drawn.sum(1) == 7).all() and drawn.mean() == 1
+
+
+def test_wilson_intervals_contain_the_share() -> None:
+    """At the ends the bound is the share itself, whatever its rounding: 25 of 25 gave 0.9999999999999999."""
+    for trials in range(1, 400):
+        none, every = wilson(0, trials), wilson(trials, trials)
+        assert none.low == 0.0 == none.mean < none.high and every.low < every.mean == every.high == 1.0
