@@ -71,4 +71,5 @@ def test_wilson_intervals_contain_the_share() -> None:
     """At the ends the bound is the share itself, whatever its rounding: 25 of 25 gave 0.9999999999999999."""
     for trials in range(1, 400):
         none, every = wilson(0, trials), wilson(trials, trials)
-        assert none.low == 0.0 == none.mean < none.high and every.low < every.mean == every.high == 1.0
+        assert none["low"] == 0.0 == none["mean"] < none["high"]
+        assert every["low"] < every["mean"] == every["high"] == 1.0
