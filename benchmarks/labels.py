@@ -45,7 +45,7 @@ RANDOM = 2
 """Batches of random pairs at the start."""
 LAYERS, SHRINK = 20, 1.0
 PAIRS = 6
-"""Pairs of a pool prompt that can be selected."""
+"""Pairs of a pool prompt that can be selected, at most."""
 COLUMNS = [f"scores.{member}" for member in range(MEMBERS)]
 SELECTORS: Mapping[str, Mapping[str, Any]] = {
     "uniform": {"name": "uniform"},
@@ -165,8 +165,12 @@ def run(
     dice, rng = random.Random(f"labels/{seed}"), np.random.default_rng(seed)
     order = dice.sample(range(len(data.groups)), len(data.groups))
     cut = len(order) * 2 // 3
-    pool = [pair for g in order[:cut] for pair in dice.sample(_pairs(data.rows[g]), PAIRS)]
-    pool = [(i, j) for i, j in pool if ties_in_pool or data.truth[i] != data.truth[j]]
+    pool = []
+    for g in order[:cut]:
+        able = [(i, j) for i, j in _pairs(data.rows[g]) if ties_in_pool or data.truth[i] != data.truth[j]]
+        pool += dice.sample(able, min(PAIRS, len(able)))
+    if len(pool) < budget:
+        raise RatchetError(f"a budget of {budget} labels needs as many pairs, the pool has {len(pool)}")
     prompt_of = {row: g for g, rows in enumerate(data.rows) for row in rows}
     test = np.array(
         [(i, j) for g in order[cut:] for i, j in _pairs(data.rows[g]) if data.truth[i] != data.truth[j]]

@@ -14,6 +14,7 @@ from ratchet.components.data.groups import write_groups
 from ratchet.components.data.parsing import parse
 from ratchet.components.errors import DataError
 from ratchet.components.labels.labels import Item, Label
+from ratchet.components.labels.quality import label_weights
 from ratchet.components.labels.queue import ordinary
 from ratchet.components.types import Group, Prompt, Trajectory
 
@@ -90,10 +91,14 @@ def _opaque(*parts: str) -> str:
 
 def pairs_of(items: Iterable[Item], labels: Iterable[Label]) -> tuple[list[Group], Counter[str]]:
     """Preference pairs, one group a judged pair of answers (the chosen answer against each other one), and
-    counts of what was left out. Columns: `annotator`, `seconds`, `reason`, with one value for both answers;
+    counts of what was left out. Columns: `annotator`, `seconds`, `reason` and `label_weight` (how far the
+    label is to be trusted, with mean 1: `quality.label_weights`), with one value for both answers;
     the prompt's `meta` has annotator and item too, so that they survive curation.
     """
     by_id, counts, groups = {item.id: item for item in items}, Counter[str](), []
+    labels = list(labels)
+    known = [label for label in labels if label.item in by_id]
+    weights = dict(zip(map(id, known), label_weights(list(by_id.values()), known), strict=True))
     for label in labels:
         item = by_id.get(label.item)
         if item is None or not ordinary(item):
@@ -103,12 +108,14 @@ def pairs_of(items: Iterable[Item], labels: Iterable[Label]) -> tuple[list[Group
         else:
             counts["labels"] += 1
             groups += [
-                _pair(item, label, other) for other in range(len(item.answers)) if other != label.choice
+                _pair(item, label, other, weights[id(label)])
+                for other in range(len(item.answers))
+                if other != label.choice
             ]
     return groups, counts
 
 
-def _pair(item: Item, label: Label, other: int) -> Group:
+def _pair(item: Item, label: Label, other: int, weight: float) -> Group:
     assert label.choice is not None
     prompt = Prompt(
         f"{item.prompt_id or item.id}-{label.annotator}-{item.id}-{other}",
@@ -132,6 +139,7 @@ def _pair(item: Item, label: Label, other: int) -> Group:
             "annotator": [label.annotator] * 2,
             "seconds": [float(label.seconds)] * 2,
             "reason": [label.reason] * 2,
+            "label_weight": [weight] * 2,
         },
     )
 

@@ -225,9 +225,9 @@ def consensus(items: Sequence[Item], labels: Sequence[Label], *, seed: int = 0) 
 
 def label_weights(items: Sequence[Item], labels: Sequence[Label], *, seed: int = 0) -> list[float]:
     """A weight per label, in their order, for training on every label as a pair of its own:
-    (K p - 1) / (K - 1) with the posterior p that its choice is the better answer; 0 for a choice that is less
-    likely than chance and for a label without a choice. An item's weights grow with its number of labels;
-    `consensus` has one a unit.
+    (K p - 1) / (K - 1) with the posterior p that its choice is the better answer, divided by the mean over
+    the choices on unplanted items; 0 for a choice that is less likely than chance and for a label without a choice.
+    `consensus` has one weight a unit.
     """
     joined = Labels(items, labels, seed=seed)
     made = []
@@ -239,7 +239,13 @@ def label_weights(items: Sequence[Item], labels: Sequence[Label], *, seed: int =
         answers = int(joined.model.votes.options[index])
         p = float(joined.model.posterior[index, label.choice])
         made.append(max(0.0, (answers * p - 1) / (answers - 1)))
-    return made
+    trained = [
+        weight
+        for weight, label in zip(made, labels, strict=True)
+        if label.choice is not None and joined.unit(label) not in joined.known
+    ]
+    mean = statistics.fmean(trained) if trained else 0.0
+    return [weight / mean for weight in made] if mean else made
 
 
 def _evidence(q: np.ndarray, choices: Sequence[int], error: float) -> float:

@@ -68,7 +68,8 @@ def test_pairs_have_the_chosen_answer_first_and_the_annotator() -> None:
         ],
     )
     assert [[t.text for t in one.trajectories] for one in groups] == [["y", "x"], ["y", "z"]]
-    assert groups[0].columns == {"annotator": ["ann"] * 2, "seconds": [4.5] * 2, "reason": ["shorter"] * 2}
+    about = {"annotator": ["ann"] * 2, "seconds": [4.5] * 2, "reason": ["shorter"] * 2}
+    assert groups[0].columns == {**about, "label_weight": [pytest.approx(1.0)] * 2}
     assert groups[0].prompt.meta == {"annotator": "ann", "item": "i", "round": 3}
     assert groups[0].trajectories[0].weights == "w1"
     assert counts == {

@@ -145,6 +145,9 @@ def test_consensus_probabilities_are_calibrated_and_weights_follow_them() -> Non
         p.name: fmean(w for w, m in zip(weights, session.labels, strict=True) if m.annotator == p.name)
         for p in people
     }
+    planted = {one.id for one in session.items if one.planted is not None}
+    trained = [w for w, m in zip(weights, session.labels, strict=True) if m.item not in planted]
+    assert fmean(trained) == pytest.approx(1)
     assert by["a"] > by["b"] > by["c"] > by["clicker"]
 
 
