@@ -226,8 +226,8 @@ def consensus(items: Sequence[Item], labels: Sequence[Label], *, seed: int = 0) 
 def label_weights(items: Sequence[Item], labels: Sequence[Label], *, seed: int = 0) -> list[float]:
     """A weight per label, in their order, for training on every label as a pair of its own:
     (K p - 1) / (K - 1) with the posterior p that its choice is the better answer, divided by the mean over
-    the choices on unplanted items; 0 for a choice that is less likely than chance and for a label without a choice.
-    `consensus` has one weight a unit.
+    the choices on unplanted items; 0 for a choice that is less likely than chance and for a label without a
+    choice. `consensus` has one weight a unit.
     """
     joined = Labels(items, labels, seed=seed)
     made = []
