@@ -14,8 +14,8 @@ from ratchet.components.data.groups import write_groups
 from ratchet.components.data.parsing import parse
 from ratchet.components.errors import DataError
 from ratchet.components.labels.labels import Item, Label
-from ratchet.components.labels.quality import label_weights
 from ratchet.components.labels.queue import ordinary
+from ratchet.components.labels.weights import label_weights
 from ratchet.components.types import Group, Prompt, Trajectory
 
 
@@ -92,7 +92,7 @@ def _opaque(*parts: str) -> str:
 def pairs_of(items: Iterable[Item], labels: Iterable[Label]) -> tuple[list[Group], Counter[str]]:
     """Preference pairs, one group a judged pair of answers (the chosen answer against each other one), and
     counts of what was left out. Columns: `annotator`, `seconds`, `reason` and `label_weight` (how far the
-    label is to be trusted, with mean 1: `quality.label_weights`), with one value for both answers;
+    label is to be trusted, with mean 1: `weights.label_weights`), with one value for both answers;
     the prompt's `meta` has annotator and item too, so that they survive curation.
     """
     by_id, counts, groups = {item.id: item for item in items}, Counter[str](), []

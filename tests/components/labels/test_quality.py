@@ -16,12 +16,11 @@ from ratchet.components.labels.quality import (
     SIGNIFICANCE,
     Labels,
     chance_test,
-    consensus,
-    label_weights,
     measure,
 )
 from ratchet.components.labels.report import findings, report, report_json
 from ratchet.components.labels.simulate import Annotator, simulate
+from ratchet.components.labels.weights import consensus, label_weights
 
 GOOD = [Annotator(f"good-{i}", error=0.15) for i in range(4)]
 CLICKER = Annotator("clicker", error=0.5, seconds=2.0)
