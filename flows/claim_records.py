@@ -17,10 +17,11 @@ from pathlib import Path
 
 from ratchet.components.errors import DataError, RecipeError
 from ratchet.components.recipes.conform import conform, record
-from ratchet.components.recipes.plan import Stage, plan, source_digest
+from ratchet.components.recipes.plan import Stage, our_sources, plan, source_digest
 from ratchet.components.recipes.ranges import Finite, Natural, NotNegative
 from ratchet.components.recipes.recipe import load, names, plain
 from ratchet.components.recipes.schema import START, Claim, Recipe
+from ratchet.components.storage.definitions import Sources
 from ratchet.components.storage.store import digest, write_atomic
 
 STORED = Path(__file__).resolve().parent.parent / "docs" / "claims.json"
@@ -108,28 +109,44 @@ def claiming() -> list[str]:
     return [name for name in names() if load(name)[0].claim]
 
 
-def key_of(recipe: str) -> str:
-    """Key of the present definitions of a claim: the claim and every stage of its arms at seed 0."""
+@dataclass
+class Arms:
+    """Keys of the stages of recipes at seed 0, each recipe planned once. The source code is read once."""
+
+    sources: Sources = field(default_factory=our_sources)
+    known: dict[str, list[str]] = field(default_factory=dict)
+
+    def __getitem__(self, recipe: str) -> list[str]:
+        if recipe not in self.known:
+            loaded, profile = load(recipe, overrides=["seed=0"], profile=profile_of(recipe))
+            stages = plan(loaded, profile)
+            self.known[recipe] = [
+                self._report(stage, stages) if stage.kind == "report" else stage.key
+                for stage in stages.values()
+            ]
+        return self.known[recipe]
+
+    def _report(self, stage: Stage, stages: Mapping[str, Stage]) -> str:
+        """Key of a report without the words that it prints."""
+        options = {name: value for name, value in stage.options.items() if name not in REPORTED}
+        inputs = {
+            role: stages[name].key for role, name in stage.inputs.items() if stages[name].kind != "report"
+        }
+        return digest([stage.does, options, inputs, source_digest(stage.does, stage.options, self.sources)])
+
+
+def key_of(recipe: str, arms: Arms | None = None) -> str:
+    """Key of the present definitions of a claim: the claim and every stage of its arms at seed 0. `arms`:
+    shared between the keys of several claims.
+    """
+    arms = arms or Arms()
     claim = load(recipe)[0].claim
     assert claim is not None, "only for recipes with a claim"
     wanted = {
         name: value for name, value in plain(claim).items() if name not in ("testbed", "changed", "max_seeds")
     }
-    arms = [recipe, *(one for one in claim.baselines if one != START)]
-    return digest([wanted, [_arm(one) for one in arms]])[:16]
-
-
-def _arm(recipe: str) -> list[str]:
-    loaded, profile = load(recipe, overrides=["seed=0"], profile=profile_of(recipe))
-    stages = plan(loaded, profile)
-    return [_report_key(stage, stages) if stage.kind == "report" else stage.key for stage in stages.values()]
-
-
-def _report_key(stage: Stage, stages: Mapping[str, Stage]) -> str:
-    """Key of a report without the words that it prints."""
-    options = {name: value for name, value in stage.options.items() if name not in REPORTED}
-    inputs = {role: stages[name].key for role, name in stage.inputs.items() if stages[name].kind != "report"}
-    return digest([stage.does, options, inputs, source_digest(stage.does, stage.options)])
+    compared = [recipe, *(one for one in claim.baselines if one != START)]
+    return digest([wanted, [arms[one] for one in compared]])[:16]
 
 
 def read(path: Path = STORED) -> dict[str, Verdict]:
@@ -173,11 +190,11 @@ def write(verdicts: Iterable[Verdict], path: Path = STORED) -> None:
 
 def freshness(stored: Mapping[str, Verdict], recipes: Iterable[str] | None = None) -> Fresh:
     """Which stored verdicts are stale and which claims have none, of `recipes` (default: all that claim)."""
-    recipes = list(recipes if recipes is not None else claiming())
+    recipes, arms = list(recipes if recipes is not None else claiming()), Arms()
     stale = {
         name: "its definitions changed since it was measured"
         for name in recipes
-        if name in stored and stored[name].key != key_of(name)
+        if name in stored and stored[name].key != key_of(name, arms)
     }
     return Fresh(stale, tuple(name for name in recipes if name not in stored))
 
