@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,12 +71,13 @@ def simulate(
     planted: float = 0.15,
     repeats: float = 0.1,
     overlap: float = 0.5,
+    judges: int | None = None,
     answers: int = 2,
     seed: int = 0,
 ) -> Session:
-    """Labels of `each` items by every annotator, in random order: a share `planted` with a known answer and a
-    share `overlap` without (both common to all annotators), a share `repeats` of an annotator's earlier items
-    shown again, and items of their own for the rest.
+    """Labels of `each` items by every annotator, in random order: a share `planted` with a known answer,
+    common to all annotators, a share `overlap` of items that `judges` annotators judge (None: all), a share
+    `repeats` of an annotator's earlier items shown again, and items of their own for the rest.
     """
     rng = random.Random(f"labels/{seed}")
     items, better, labels = dict[str, Item](), dict[str, int](), list[Label]()
@@ -89,8 +91,11 @@ def simulate(
 
     again = round(repeats * each)
     tests = [new(f"planted-{i}", known=True) for i in range(round(planted * each))]
-    common = [new(f"common-{i}") for i in range(min(round(overlap * each), each - len(tests) - again))]
-    for person in annotators:
+    count, people = min(round(overlap * each), each - len(tests) - again), len(annotators)
+    judges = min(judges or people, people)
+    pool = [new(f"common-{i}") for i in range(math.ceil(count * people / judges))]
+    for number, person in enumerate(annotators):
+        common = [one for i, one in enumerate(pool) if (number - i) % people < judges]
         own = [new(f"{person.name}-{i}") for i in range(each - len(tests) - len(common) - again)]
         shown = [*tests, *common, *own]
         rng.shuffle(shown)

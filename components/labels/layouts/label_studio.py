@@ -2,10 +2,11 @@
 
 A task has `id`, `data` and `annotations`; an annotation has `completed_by`, `lead_time` (seconds),
 `created_at`, `was_cancelled` (skipped) and `result`, a list of which these are read: a `pairwise` with
-`selected` left or right (the first or second answer), `choices` "tie" or "both_bad", a `textarea` (reason)
-and `rating`s (aspects). An export adds to an annotation what Label Studio does not know under `ratchet`
-(pseudonym, order), which is read back from there; without it the left answer counts as shown first. Pairs
-only.
+`selected` left or right (the first or second answer), `choices` "tie" or "both_bad", and a `textarea`
+(reason). Of several pairwise results the one called "preference", or else the first, is the choice, and the
+others are aspects. An export adds to an annotation what Label Studio does not know under `ratchet` (pseudonym,
+order, aspects without a difference), which is read back from there; without it the left answer counts as
+shown first. Pairs only.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ratchet.components.errors import DataError
 from ratchet.components.labels.labels import Item, Label, from_row
 from ratchet.components.labels.layouts.common import Decoded, Names, fields_of, pseudonym, records
 
-SIDES, OWN = ("left", "right"), "ratchet"
+SIDES, OWN, QUESTION = ("left", "right"), "ratchet", "preference"
 TIES = {"tie": "tie", "equal": "tie", "both_bad": "both_bad", "both bad": "both_bad"}
 HINT = 'Export as "JSON", not as JSON-MIN or CSV'
 CONFIG = """<View>
@@ -56,7 +57,11 @@ def encode(items: Sequence[Item], labels: Sequence[Label]) -> list[dict[str, Any
                         "lead_time": label.seconds,
                         "created_at": label.time,
                         "result": _result(label),
-                        OWN: {"annotator": label.annotator, "order": list(label.order)},
+                        OWN: {
+                            "annotator": label.annotator,
+                            "order": list(label.order),
+                            "aspects": dict(label.aspects),
+                        },
                     }
                     for label in labels
                     if label.item == item.id
@@ -92,32 +97,37 @@ def _result(label: Label) -> list[dict[str, Any]]:
 
     made = []
     if label.choice is not None:
-        made.append(part("preference", "pairwise", {"selected": SIDES[label.choice]}))
+        made.append(part(QUESTION, "pairwise", {"selected": SIDES[label.choice]}))
     elif label.verdict != "skip":
         made.append(part("verdict", "choices", {"choices": [label.verdict]}))
     if label.reason:
         made.append(part("reason", "textarea", {"text": [label.reason]}))
-    return made + [part(name, "rating", {"rating": value}) for name, value in label.aspects.items()]
+    better = {name: value for name, value in label.aspects.items() if value >= 0}
+    return made + [part(name, "pairwise", {"selected": SIDES[value]}) for name, value in better.items()]
 
 
 def _label(annotation: Mapping[str, Any], item: str, names: Names, at: str) -> Label:
     person = annotation.get("completed_by")
     if isinstance(person, Mapping):
         person = person.get("id", person.get("email"))
-    choice, verdict = None, "skip" if annotation.get("was_cancelled") else None
-    reason, aspects = "", dict[str, int]()
-    for part in annotation.get("result") or ():
-        kind, value, name = part.get("type"), part.get("value") or {}, part.get("from_name")
-        if kind == "pairwise" and value.get("selected") in SIDES and names.question in (None, name):
-            choice, verdict = SIDES.index(value["selected"]), verdict or "choice"
-        elif kind == "choices":
+    parts = annotation.get("result") or ()
+    picked = {
+        str(part.get("from_name")): SIDES.index(part["value"]["selected"])
+        for part in parts
+        if part.get("type") == "pairwise" and (part.get("value") or {}).get("selected") in SIDES
+    }
+    question = names.question or (QUESTION if QUESTION in picked else next(iter(picked), None))
+    choice = picked.pop(str(question), None)
+    verdict = "skip" if annotation.get("was_cancelled") else "choice" if choice is not None else None
+    reason = ""
+    for part in parts:
+        kind, value = part.get("type"), part.get("value") or {}
+        if kind == "choices":
             verdict = next((TIES[one] for one in value.get("choices", ()) if one in TIES), verdict)
         elif kind == "textarea":
             reason = (
                 "\n".join(value.get("text", ())) if isinstance(value.get("text"), list) else value["text"]
             )
-        elif kind == "rating" and isinstance(value.get("rating"), int):
-            aspects[str(name)] = value["rating"]
     if verdict is None:
         raise DataError(
             f"{at}: the annotation of {pseudonym(person)} has no pairwise result (left or right) and no "
@@ -131,7 +141,7 @@ def _label(annotation: Mapping[str, Any], item: str, names: Names, at: str) -> L
         "order": [0, 1],
         "seconds": float(annotation.get("lead_time") or 0.0),
         "reason": reason,
-        "aspects": aspects,
+        "aspects": picked,
         "time": annotation.get("created_at") or "",
     }
     return from_row(Label, row | (annotation.get(OWN) or {}))

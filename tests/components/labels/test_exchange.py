@@ -27,7 +27,7 @@ LABELS = [
         [1, 0],
         12.5,
         "kinder",
-        {"help": 4, "style": 2},
+        {"helpful": 1, "honest": -1},
         "2026-01-01T10:00:00+00:00",
     ),
     Label("i1", "birch", None, "tie", [0, 1], 3.25, time="2026-01-01T10:01:00+00:00"),
@@ -150,6 +150,17 @@ def test_label_studio_exports_of_others_are_imported_without_personal_data(tmp_p
     assert (first.choice, first.seconds, first.annotator) == (1, 4.5, "annotator-3")
     assert (second.verdict, second.seconds) == ("skip", 0.0)
     assert "example" not in str(labels) and pseudonym("who@example.org") == second.annotator
+
+
+def test_label_studio_pairwise_results_besides_the_question_are_aspects(tmp_path: Path) -> None:
+    def result(name: str, side: str) -> dict:
+        return {"from_name": name, "type": "pairwise", "value": {"selected": side}}
+
+    made = {"completed_by": 1, "result": [result("honest", "left"), result("preference", "right")]}
+    _, (label,) = import_labels(written(tmp_path, [STUDIO | {"annotations": [made]}]))
+    assert (label.choice, label.aspects) == (1, {"honest": 0})
+    _, (label,) = import_labels(tmp_path / "x.json", names=Names(question="honest"))
+    assert (label.choice, label.aspects) == (0, {"preference": 1})
 
 
 def test_fields_of_other_names_are_named(tmp_path: Path) -> None:
