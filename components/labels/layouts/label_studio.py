@@ -4,9 +4,9 @@ A task has `id`, `data` and `annotations`; an annotation has `completed_by`, `le
 `created_at`, `was_cancelled` (skipped) and `result`, a list of which these are read: a `pairwise` with
 `selected` left or right (the first or second answer), `choices` "tie" or "both_bad", and a `textarea`
 (reason). Of several pairwise results the one called "preference", or else the first, is the choice, and the
-others are aspects. An export adds to an annotation what Label Studio does not know under `ratchet` (pseudonym,
-order, aspects without a difference), which is read back from there; without it the left answer counts as
-shown first. Pairs only.
+others are aspects. An export adds to an annotation what Label Studio does not know under `ratchet`
+(pseudonym, order, aspects without a difference), which is read back from there; without it the left answer
+counts as shown first. Pairs only.
 """
 
 from __future__ import annotations
