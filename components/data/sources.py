@@ -201,9 +201,10 @@ def local(address: str, base: Path | None = None, sha256: str | None = None) -> 
     if not path.exists():
         near = nearest(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
         near = near if "did you mean" in near else ""
-        given = Path(address.partition(":")[2])
-        start = "" if given.is_absolute() else "; relative paths start at the folder of the recipe"
-        raise SourceError(f"{address}: there is no file or folder {path}{near or start}")
+        raise SourceError(
+            f"{address}: there is no file or folder "
+            f"{path}{near or '; relative paths start at the folder of the recipe'}"
+        )
     if path.is_dir() and not _files(path):
         raise SourceError(f"{address}: the folder {path} is empty")
     if sha256 is not None:

@@ -118,7 +118,7 @@ def written(folder: Path, name: str, content: Any) -> str:
         (
             "absent.jsonl",
             None,
-            "path:{0}: there is no file or folder {0}",
+            "path:{0}: there is no file or folder {0}; relative paths start at the folder of the recipe",
         ),
         ("empty.jsonl", [], "path:{0} holds no usable record: it is empty"),
         ("bad.parquet", b"PAR1 this is not parquet PAR1", "path:{0} is not a readable Parquet file: "),
