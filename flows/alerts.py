@@ -17,15 +17,16 @@ from typing import Any, Literal
 from ratchet.components.errors import RecipeError
 from ratchet.components.recipes.conform import record
 from ratchet.tasks.data.drift import EVENT
-from ratchet.tasks.tracking.alerts import HEALTH
+from ratchet.tasks.tracking.alerts import HEALTH, LABELS
 
-When = Literal["failed", "late", "drift", "health", "cancelled"]
+When = Literal["failed", "late", "drift", "health", "cancelled", "labels"]
 EVENTS: Mapping[str, Sequence[str]] = {
     "failed": ("prefect.flow-run.Failed", "prefect.flow-run.Crashed", "prefect.flow-run.TimedOut"),
     "late": ("prefect.flow-run.Late",),
     "cancelled": ("prefect.flow-run.Cancelled",),
     "drift": (EVENT,),
     "health": (HEALTH,),
+    "labels": (LABELS,),
 }
 # One line: the event's own message if it has one, otherwise run name, event and state message.
 TEXT = (

@@ -10,6 +10,7 @@ from typing import Any
 from prefect import flow
 
 from ratchet.components.recipes.check_data import check_model
+from ratchet.components.stages import WAITING
 from ratchet.flows.commands.options import Until
 from ratchet.flows.parts import version
 from ratchet.tasks.data.drift import watch_data, watch_results
@@ -116,6 +117,6 @@ def make_on_gpus(pipeline: Pipeline, name: str, gpus: int) -> None:
     slots; slots held here meanwhile could deadlock two runs that both wait for a remote stage.
     """
     stage = pipeline.stages[name]
-    here = stage.does not in pipeline.remote and pipeline.take(stage) is None
+    here = stage.does not in (*pipeline.remote, *WAITING) and pipeline.take(stage) is None
     with gpu_slots(gpus if here else 0) as pipeline.devices:
         make(pipeline, name)

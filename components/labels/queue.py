@@ -6,6 +6,7 @@ Files of a queue folder:
     labels.jsonl   labels and retractions; a label is on disk before `submit` returns
     leases.jsonl   which annotator has which item on the screen, and until when
     .lock          held by the one process that writes labels
+    closed         exists once no more labels are taken (`close_queue`)
 
 The state is derived from these files, so a process that was killed continues where it was.
 """
@@ -36,6 +37,7 @@ from ratchet.components.labels.labels import (
     append_durably,
     read_history,
     read_items,
+    read_labels,
     repair,
     standing,
     to_line,
@@ -43,7 +45,7 @@ from ratchet.components.labels.labels import (
 from ratchet.components.labels.settings import doubled, ordinary, read_settings
 from ratchet.components.storage.store import write_atomic
 
-LEASES, LOCK = "leases.jsonl", ".lock"
+LEASES, LOCK, WRITING, CLOSED = "leases.jsonl", ".lock", ".writing", "closed"
 REPEAT_AFTER = 5
 """Labels of an annotator between an item and its repetition."""
 RECENT = 20
@@ -51,7 +53,7 @@ RECENT = 20
 
 
 class Taken(RatchetError):
-    """The item went to another annotator after this annotator's lease ended."""
+    """The item went to another annotator after this annotator's lease ended, or the queue is closed."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ class Queue:
         for name in (ITEMS, LABELS, LEASES):
             repair(self.folder / name)
         self._size = -1
-        self._read_items()
+        self._items: dict[str, Item] = {item.id: item for item in read_items(self.folder)}
+        self._doubled = doubled(list(self._items.values()), self.settings)
         self._labels: dict[tuple[str, str], Label] = {}
         self._judges: dict[str, set[str]] = {}  # item -> annotators who judged it, without skips
         file = self.folder / LABELS
@@ -132,6 +135,8 @@ class Queue:
         there is none for him now.
         """
         with self._mutex:
+            if self.closed:
+                return None
             self._read_items()
             now = self._clock()
             for item, holders in self._leases.items():
@@ -175,7 +180,7 @@ class Queue:
             if not self._open_to(item, label.annotator):
                 raise Taken(f"item {item.id} went to another annotator, who judges it now or has judged it")
             stored = label if label.time else replace(label, time=self._time())
-            append_durably(self.folder / LABELS, [stored])
+            self._append(stored)
             self._keep(stored)
             self._leases.get(item.id, {}).pop(label.annotator, None)
             return stored
@@ -187,7 +192,7 @@ class Queue:
         with self._mutex:
             if (item, annotator) not in self._labels:
                 return False
-            append_durably(self.folder / LABELS, [Retraction(item, annotator, self._time())])
+            self._append(Retraction(item, annotator, self._time()))
             del self._labels[item, annotator]
             self._judges.get(item, set()).discard(annotator)
             for other in [name for name, holders in self._leases.items() if annotator in holders]:
@@ -202,6 +207,20 @@ class Queue:
             return mine[-1] if mine else None
 
     # --- state ---
+
+    @property
+    def closed(self) -> bool:
+        """Whether no more labels are taken: the run that asked has gone on."""
+        return (self.folder / CLOSED).exists() or not (self.folder / ITEMS).exists()
+
+    def _append(self, record: Label | Retraction) -> None:
+        """Write a line. `Taken` if the queue is closed: nothing is written after `close_queue` returned."""
+        if self.closed:
+            raise Taken("the queue is closed: the run has gone on with the labels it had")
+        with FileLock(self.folder / WRITING, thread_local=False):
+            if self.closed:
+                raise Taken("the queue is closed: the run has gone on with the labels it had")
+            append_durably(self.folder / LABELS, [record])
 
     def progress(self, annotator: str = "") -> Progress:
         """Counts of the queue and of one annotator."""
@@ -223,6 +242,8 @@ class Queue:
 
     def _read_items(self) -> None:
         """Read the items again if another process added some."""
+        if self.closed:
+            return
         size = (self.folder / ITEMS).stat().st_size
         if size != self._size:
             items = read_items(self.folder)
@@ -282,6 +303,13 @@ class Queue:
 
     def _time(self) -> str:
         return datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
+
+
+def close_queue(folder: Path) -> list[Label]:
+    """Take no more labels, and return the standing ones. A label whose writing has begun still counts."""
+    with FileLock(folder / WRITING, thread_local=False):
+        write_atomic(folder / CLOSED, "")
+        return read_labels(folder)
 
 
 def _leases(folder: Path) -> list[list[Any]]:

@@ -26,7 +26,7 @@ from ratchet.components.recipes.sections import KINDS, PAIRS, SINGLE, kind_of
 TAKEN = re.compile(
     r"policy|reference|initial|base|encoder|gold|data|raw|drafts|curated|pairs|improve|evaluate|report|groups|"
     r"demonstrated|demonstrations|compared|(model|certified|answers)_.*|.*_(validation|certificate)|"
-    r"(rollout|annotate|select|optimise|reward|round|scored|earlier)_\d+"
+    r"(rollout|ask|annotate|select|optimise|reward|round|scored|earlier)_\d+"
 )
 """Names that stages, models and data sets have already."""
 

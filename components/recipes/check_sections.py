@@ -6,12 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.evaluation.health import RULES
+from ratchet.components.labels.scores import SCORE
 from ratchet.components.models.outputs import OUTPUTS
 from ratchet.components.piece import catalogue, describe
 from ratchet.components.recipes.conform import known_keys
+from ratchet.components.recipes.phases import asks_people
 from ratchet.components.recipes.schema import Fit, Learn, Online, Spec
 from ratchet.components.training.reduce import legal
 
@@ -50,6 +53,9 @@ def check_section(section: Learn | Online, models: set[str], where: str, flow: F
     if isinstance(section, Online):
         check_piece("rollout", section.rollout, set(), models, f"{where}.rollout")
         flow = sampled(section.rollout)
+        if asked := asks_people(section):
+            _check_people(section, asked, f"{where}.annotate")
+            flow.columns.add(SCORE)
     assert flow is not None
     # Prompt samplers are checked after `annotate`, since they learn from scored groups.
     prompts = [section.prompts] if isinstance(section, Online) else []
@@ -280,6 +286,29 @@ def check_fit(
                     "'preference.chosen', "
                     "or a selector such as best_of_n instead of one that makes pairs"
                 )
+
+
+def _check_people(online: Online, asked: Mapping[str, Any], where: str) -> None:
+    """People are asked once a round, compare two answers to a prompt, and are either real or simulated."""
+    if online.cadence == "step":
+        raise RecipeError(
+            f"{where}: {asked['name']!r} asks people, who answer once a round; expected `cadence: round`"
+        )
+    if online.rollout.get("responses_per_prompt", 1) < 2:
+        raise RecipeError(
+            f"{where}: {asked['name']!r} needs two answers to compare; expected responses_per_prompt of 2 or "
+            "more"
+        )
+    simulated, verifier = asked.get("simulated") or (), asked.get("verifier", "")
+    if bool(simulated) != bool(verifier):
+        raise RecipeError(
+            f"{where}: got simulated {list(simulated)} with verifier {verifier!r}; simulated annotators need "
+            "both their error rates and the reward piece that knows the better answer"
+        )
+    if simulated and asked.get("overlap", 0) > 0 and len(simulated) < 2:
+        raise RecipeError(f"{where}: overlap {asked['overlap']} needs two simulated annotators, got one")
+    if verifier and not describe("annotate", verifier, where=f"{where}.verifier").writes:
+        raise RecipeError(f"{where}.verifier: {verifier!r} writes no reward")
 
 
 def _check_reads(reads: frozenset[str], have: set[str], name: str, where: str) -> None:

@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ratchet.components.labels.scores import SCORE
+from ratchet.components.piece import describe
 from ratchet.components.recipes.schema import (
     Demonstrate,
     Groups,
@@ -84,6 +86,13 @@ def selectors(section: Demonstrate | Preferences) -> dict[str, Any]:
     if isinstance(section, Preferences):
         return {"reward": section.select}
     return {"sft": section.sft, "reward": section.reward}
+
+
+def asks_people(online: Online) -> Mapping[str, Any] | None:
+    """The annotator that reads the scores of people, which the stage `ask` of a round makes; None without
+    one.
+    """
+    return next((spec for spec in online.annotate if SCORE in describe("annotate", spec["name"]).reads), None)
 
 
 def phases(recipe: Recipe) -> list[Phase]:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from functools import partial
 
-from ratchet.components.recipes.phases import Phase, initial_phase, selectors
+from ratchet.components.recipes.phases import Phase, asks_people, initial_phase, selectors
 from ratchet.components.recipes.planner import Planner, pick
 from ratchet.components.recipes.recipe import for_round, plain
 from ratchet.components.recipes.reward_models import certified
@@ -188,6 +188,15 @@ def _rounds(planner: Planner, phase: Phase, whole: Online) -> str:
                 **planner.named([online.rollout], slot="rollout", reference=reference, **models),
             },
         )
+        if asked := asks_people(online):
+            answers = add(
+                f"{prefix}ask_{i}",
+                "ask",
+                "groups",
+                {"people": plain(asked), "round": i},
+                {"groups": answers, "policy": current},
+                heavy=False,
+            )
         gold = planner.gold if online.watch.gold is True else {}
         marked = add(
             f"{prefix}annotate_{i}",

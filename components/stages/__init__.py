@@ -2,6 +2,8 @@
 in a separate process.
 """
 
+WAITING = ("ask",)
+"""Kinds of stages that wait for people, and hold no GPU meanwhile."""
 STAGES = {  # kind of stage -> module with the function of that name
     "fetch_data": "ratchet.components.stages.fetch",
     "fetch_model": "ratchet.components.stages.fetch",
@@ -16,6 +18,7 @@ STAGES = {  # kind of stage -> module with the function of that name
     "gold": "ratchet.components.stages.gold",
     "prepare_offline": "ratchet.components.stages.experience",
     "rollout": "ratchet.components.stages.experience",
+    "ask": "ratchet.components.stages.ask",
     "annotate": "ratchet.components.stages.experience",
     "select": "ratchet.components.stages.experience",
     "improve": "ratchet.components.stages.improve",

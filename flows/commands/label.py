@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,6 +52,9 @@ def label(
     export: Annotated[
         Path | None, typer.Option(help="Write the labels as preference pairs (.parquet) and exit.")
     ] = None,
+    close: Annotated[
+        bool, typer.Option("--close", help="Take no more labels: a run that waits goes on with what it has.")
+    ] = False,
     forget: Annotated[
         str | None, typer.Option(metavar="NAME", help="Delete the labels of an annotator and exit.")
     ] = None,
@@ -59,6 +63,10 @@ def label(
     the same command continues.
     """
     folder = _queue_folder(source, home, stage)
+    if close:
+        from ratchet.components.labels.queue import close_queue
+
+        return typer.echo(f"{folder}: closed with {len(close_queue(folder))} labels")
     if export is not None:
         return _export(folder, export)
     if forget is not None:
@@ -88,7 +96,19 @@ def _queue_folder(source: str, home: Path, stage: str | None) -> Path:
     from ratchet.tasks.tracking.outcome import find_run
 
     run = find_run(source, home)
+    if stage is None and (waiting := _waiting(run)) is not None:
+        return waiting
     return home / "labels" / run.name / (stage or "newest")
+
+
+def _waiting(run: Path) -> Path | None:
+    """The queue of a run that waits for labels; None if it does not."""
+    from ratchet.tasks.labels.asking import queue_of
+    from ratchet.tasks.tracking.outcome import outcome
+
+    open_stages = [one for one in outcome(run)["stages"] if not one["made"]]
+    folders = (queue_of(run.resolve().parent.parent, one["name"], one["key"]) for one in open_stages)
+    return next((folder for folder in folders if (folder / "items.jsonl").exists()), None)
 
 
 def _fill(folder: Path, source: str, home: Path, stage: str | None, options: dict[str, Any]) -> str:
@@ -120,7 +140,19 @@ def _serve(folder: Path, host: str, port: int, tokens: dict[str, str]) -> None:
             typer.echo(f"{name:<10} {link}")
         typer.echo(f"page       {base}")
         typer.echo("Ctrl-C stops it; every label is on disk already.")
-        server_of(make_app(queue, local=is_loopback(host))).run([bound])
+        server = server_of(make_app(queue, local=is_loopback(host)))
+        over = threading.Event()
+
+        def end_when_closed() -> None:  # the run that asked has gone on
+            while not over.wait(1.0):
+                server.should_exit = server.should_exit or queue.closed
+
+        threading.Thread(target=end_when_closed, daemon=True).start()
+        server.run([bound])
+        over.set()
+        if queue.closed:
+            typer.echo("the run has its labels and went on; the same command serves its next round")
+            return
         progress = queue.progress()
         typer.echo(f"stopped at {progress.judged} of {progress.wanted} labels; the same command continues")
 
@@ -139,11 +171,14 @@ def _forget(folder: Path, name: str, home: Path) -> None:
     from ratchet.tasks.labels.readers import readers
     from ratchet.tasks.labels.tokens import checked, revoke
 
-    deleted = forget(folder, checked(name))
-    revoke(folder, name)
-    typer.echo(
-        f"{folder}: {deleted} labels of {name} deleted; files that were exported before still have them"
-    )
+    if not (folder / "items.jsonl").exists():
+        typer.echo(f"there is no queue {folder}; nothing to delete there")
+    else:
+        deleted = forget(folder, checked(name))
+        revoke(folder, name)
+        typer.echo(
+            f"{folder}: {deleted} labels of {name} deleted; files that were exported before still have them"
+        )
     found = readers(home, name)
     for one in found:
         typer.echo(

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ratchet.components.storage.store import read_manifest
+from ratchet.tasks.registry.lineage import of_product
 from ratchet.tasks.tracking.outcome import outcome, run_files
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A run whose groups have labels of the annotator; `models`: its stages that made weights after reading
-    data, with their registered versions.
+    """A run whose groups have labels of the annotator; `models`: its stages whose weights descend
+    from them, with their registered versions.
     """
 
     run: str
@@ -29,20 +33,23 @@ def readers(home: Path, annotator: str) -> list[Reader]:
     found = []
     for file in run_files(home):
         run = file.parent
-        counts = [
-            count_labels(path.resolve(), annotator)
-            for path in sorted((run / "stages").glob("[!.]*/*.parquet"))
-        ]
-        if labels := max(counts, default=0):
-            known = outcome(run)
-            models = tuple(
-                f"{one['name']} ({known['registered'][one['name']]})"
-                if one["name"] in known["registered"]
-                else one["name"]
-                for one in known["stages"]
-                if one["made"] and _trained(run / "stages" / one["name"])
+        labels = {
+            folder.name: max(
+                (count_labels(path.resolve(), annotator) for path in folder.glob("*.parquet")), default=0
             )
-            found.append(Reader(run.name, labels, models))
+            for folder in sorted((run / "stages").glob("[!.]*"))
+        }
+        carriers = {name for name, count in labels.items() if count}
+        if carriers:
+            known = outcome(run)
+            models = [
+                one["name"]
+                for one in known["stages"]
+                if one["made"] and _learned_from(run / "stages" / one["name"], carriers)
+            ]
+            registered = known["registered"]
+            titles = tuple(f"{name} ({registered[name]})" if name in registered else name for name in models)
+            found.append(Reader(run.name, max(labels.values()), titles))
     return found
 
 
@@ -56,17 +63,19 @@ def count_labels(path: Path, annotator: str) -> int:
         table = pq.read_table(path, columns=["meta", "index"])
     except (pa.ArrowException, OSError):
         return 0
-    mark = json.dumps({"annotator": annotator}, ensure_ascii=False)[1:-1]
+    quoted = json.dumps(annotator)
     return sum(
-        mark in meta and json.loads(meta).get("prompt", {}).get("annotator") == annotator
+        quoted in meta and _has(json.loads(meta).get("prompt", {}), annotator)
         for meta, index in zip(table["meta"].to_pylist(), table["index"].to_pylist(), strict=True)
         if index <= 0
     )
 
 
-def _trained(folder: Path) -> bool:
-    from ratchet.components.storage.store import read_manifest
+def _has(meta: Mapping[str, Any], annotator: str) -> bool:
+    return meta.get("annotator") == annotator or annotator in meta.get("annotators", ())
 
-    manifest = read_manifest(folder) or {}
-    does = (manifest.get("made_with") or {}).get("does", "")
-    return manifest.get("kind") == "weights" and does not in ("fetch_model", "make_tiny", "gold")
+
+def _learned_from(product: Path, carriers: set[str]) -> bool:
+    """Whether a product is weights that descend from a stage with labels of the annotator."""
+    manifest = read_manifest(product) or {}
+    return manifest.get("kind") == "weights" and bool(carriers & of_product(product)["stages"].keys())

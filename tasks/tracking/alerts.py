@@ -20,6 +20,7 @@ from ratchet.tasks.pipeline import Pipeline
 
 log = logging.getLogger("ratchet.alerts")
 HEALTH = "ratchet.health"
+LABELS = "ratchet.labels"  # a run waits for labels
 
 
 def emit_alert(event: str, run: str, message: str, payload: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ratchet.components.errors import redacted
+from ratchet.tasks.labels.asking import Asking
 from ratchet.tasks.machine.system import sampled, samples_of
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.tracking.alerts import Alarm
@@ -23,7 +24,7 @@ def watched(pipeline: Pipeline, display: Any = None) -> Iterator[Tracking]:
     """Attach the watchers, start the run, and record its result."""
     tracking = Tracking(pipeline.run.path, pipeline.store.home)
     page = PrefectPage(tracking, pipeline.recipe.paper)
-    pipeline.watchers[:] = [w for w in (display, page, Alarm(pipeline)) if w is not None]
+    pipeline.watchers[:] = [w for w in (display, page, Alarm(pipeline), Asking(pipeline)) if w is not None]
     pipeline.begin()
     tracking.start()
     _notify_page(page.begin, pipeline.run.name)

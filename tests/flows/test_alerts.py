@@ -44,7 +44,7 @@ def written(folder: Path, **alerts: Any) -> Path:
         ),
         (
             {"url_from": "URL", "on": ["fialed"]},
-            "'fialed' is not one of failed, late, drift, health, cancelled; did you mean 'failed'",
+            "'fialed' is not one of failed, late, drift, health, cancelled, labels; did you mean 'failed'",
         ),
         ({"url_from": "URL", "on": []}, "alerts.people.on: no events"),
         ({"url_form": "URL"}, "unknown key 'url_form'; did you mean 'url_from'"),

@@ -163,3 +163,29 @@ def test_labels_become_a_data_set_of_a_recipe_and_one_annotator_is_forgotten(
     assert pipeline.run.name in done.output
     assert {label.annotator for label in read_labels(queue)} == {"ann"} and len(read_labels(queue)) == 40
     assert "ben" not in json.dumps((queue / "labels.jsonl").read_text())
+
+
+def test_only_models_that_descend_from_an_annotators_labels_are_listed(tmp_path: Path) -> None:
+    store, run = Store(tmp_path), RunDirectory(tmp_path, "fake-1")
+    run.open("recipe: {}\n")
+    labelled = [
+        Group(Prompt("p", (), meta={"annotators": ["ann", "ben"]}), one.trajectories) for one in groups(1, 2)
+    ]
+    digests: dict[str, str] = {}
+    for name, kind, parents in (
+        ("sft", "weights", []), ("ask_1", "groups", ["sft"]), ("optimise_1", "weights", ["ask_1"])
+    ):  # fmt: skip
+        with store.working(name, digest(name)) as work:
+            if kind == "groups":
+                write_groups(work.product / "groups.parquet", labelled)
+            else:
+                (work.product / "model.safetensors").write_text(name)
+            made = {"does": name.partition("_")[0], "inputs": {one: one for one in parents}}
+            stage = store.publish(work, name, digest(name), kind, [digests[p] for p in parents], {}, made)
+        run.link(name, stage.path)
+        digests[name] = stage.digest
+    run.record(
+        recipe="fake", state="finished", started=0.0, stages=digests, registered={"optimise_1": "fake:1"}
+    )
+    assert [one.models for one in readers(tmp_path, "ben")] == [("optimise_1 (fake:1)",)]
+    assert readers(tmp_path, "eve") == []

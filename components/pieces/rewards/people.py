@@ -1,0 +1,34 @@
+"""Annotator `people`: the preferences of people as a reward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ratchet.components.labels.scores import SCORE
+from ratchet.components.piece import piece
+from ratchet.components.recipes.ranges import Count, Positive, Share
+from ratchet.components.types import Columns, Context, Group
+
+
+@piece(reads=("people",), writes=("reward.people",), paper="arXiv:2203.02155")
+def people(
+    groups: Sequence[Group],
+    ctx: Context,
+    *,
+    labels: Count = 200,
+    overlap: Share = 0.0,
+    deadline_hours: Positive | None = 48.0,
+    guidelines: str = "",
+    simulated: Sequence[Share] = (),
+    verifier: str = "",
+) -> Columns:
+    """Labels that people give in every round on the page of `ratchet label`: 1 for an answer that was chosen
+    over another, 0 for the other, 0.5 for a tie, and the mean of several (as the labelling rounds of
+    arXiv 2203.02155 and 2307.09288, with two answers a comparison).
+
+    `labels` are asked for in a round, of which the share `overlap` of the pairs is judged by two annotators.
+    The run waits until they are in, or for `deadline_hours` (null: without end), and goes on with the answers
+    that were judged; the others are left out. `simulated`: error rates of simulated annotators who answer
+    instead, over the same page, by the reward piece `verifier`.
+    """
+    return {"reward.people": [list(group.columns[SCORE]) for group in groups]}

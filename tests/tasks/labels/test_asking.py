@@ -1,0 +1,206 @@
+"""Rounds that ask people: the stage that waits, its deadline, simulated annotators over HTTP."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from ratchet.components.data.groups import read_groups, write_groups
+from ratchet.components.errors import DataError, RecipeError
+from ratchet.components.labels.labels import Item, Label, append_durably, read_items, read_labels
+from ratchet.components.labels.queue import Queue, Taken, close_queue
+from ratchet.components.labels.scores import scored
+from ratchet.components.labels.settings import make_queue
+from ratchet.components.labels.simulate import Annotator
+from ratchet.components.pieces.rewards.people import people
+from ratchet.components.recipes.recipe import load
+from ratchet.components.stages.ask import QUEUE, ask, wait
+from ratchet.components.stages.job import Job
+from ratchet.components.storage.store import Workspace
+from ratchet.components.types import Artifact, Context, Group, Prompt, Trajectory
+from ratchet.flows.cli import app
+from ratchet.tasks.labels.asking import Asking, answer
+from ratchet.tasks.labels.server import make_app, serving
+from ratchet.tasks.labels.readers import readers
+from ratchet.tasks.pipeline import Pipeline
+
+SIMULATED = {"simulated": [0.1], "verifier": "rewards.length"}
+
+
+def groups(prompts: int, answers: int = 3) -> list[Group]:
+    return [
+        Group(
+            Prompt(f"p{i}", ({"role": "user", "content": f"q{i}"},)),
+            tuple(Trajectory(({"role": "assistant", "content": f"a{j}"},)) for j in range(answers)),
+        )
+        for i in range(prompts)
+    ]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    work = Workspace(tmp_path / "work")
+    for folder in (work.product, work.progress, tmp_path / "in"):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_groups(tmp_path / "in" / "groups.parquet", groups(8))
+    options = {"labels": 6, "overlap": 0.0, "deadline_hours": 1.0, "guidelines": "", "simulated": ()}
+    inputs = {name: Artifact("groups", tmp_path / "in", f"key-{name}") for name in ("groups", "policy")}
+    return Job({"people": options, "round": 2, "seed": 0}, inputs, work)
+
+
+def test_the_stage_waits_for_its_labels_and_scores_the_judged_answers(job: Job) -> None:
+    """Simulated annotators without error answer the page over HTTP in another thread: a2 > a1 > a0."""
+    folder, over = job.work.progress / QUEUE, threading.Event()
+    rewards = {(f"q{i}", f"a{j}"): float(j) for i in range(8) for j in range(3)}
+
+    def annotators() -> None:
+        while not (folder / "items.jsonl").exists():
+            over.wait(0.05)
+        with Queue(folder) as queue, serving(make_app(queue)) as base:
+            answer(base, [Annotator("x", 0.0), Annotator("y", 0.0)], rewards, over)
+
+    thread = threading.Thread(target=annotators)
+    thread.start()
+    try:
+        meta = ask(job)
+    finally:
+        over.set()
+        thread.join()
+    assert meta["counts"]["labels"] == 6 == meta["counts"]["labels asked"]
+    assert meta["counts"]["annotators"] == 2 and meta["counts"]["prompts without a label"] == 2
+    made = read_groups(job.work.product / "groups.parquet")
+    assert len(made) == 6
+    for group in made:
+        texts = [one.text for one in group.trajectories]
+        assert texts == sorted(texts) and group.columns["people"] == [0.0, 1.0], "the longer name is better"
+        assert group.prompt.meta["annotators"] in (["x"], ["y"])
+    assert len(read_labels(job.work.product)) == 6
+    assert {item.round for item in read_items(job.work.product)} == {2}
+    assert people(made, Context())["reward.people"] == [group.columns["people"] for group in made]
+
+
+def test_a_stage_that_was_killed_continues_with_the_labels_it_has(job: Job) -> None:
+    folder = job.work.progress / QUEUE
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            "ratchet.components.stages.ask.wait", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
+        with pytest.raises(KeyboardInterrupt):
+            ask(job)
+    first = read_items(folder)
+    append_durably(folder / "labels.jsonl", [Label(one.id, "ann", 0, "choice", [0, 1], 1.0) for one in first])
+    assert ask(job)["counts"]["labels"] == 6 and read_items(folder) == first
+
+
+def test_after_the_deadline_a_round_goes_on_with_fewer_labels_but_not_with_none(job: Job) -> None:
+    folder = job.work.progress / QUEUE
+    folder.mkdir()
+    (folder / "opened").write_text("0")
+    with pytest.raises(DataError, match="deadline"):
+        ask(job)
+    (folder / "closed").unlink()
+    append_durably(folder / "labels.jsonl", [Label(read_items(folder)[0].id, "a", 1, "choice", [0, 1], 1.0)])
+    assert ask(job)["counts"]["labels"] == 1
+
+
+def test_waiting_counts_no_skips_and_ends_at_the_deadline_or_when_closed(tmp_path: Path) -> None:
+    make_queue(tmp_path, [Item(f"i{i}", [], ["a", "b"]) for i in range(3)])
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        verdict: Any = ("skip", "tie", "tie")[len(slept) - 1]
+        append_durably(tmp_path / "labels.jsonl", [Label(f"i{len(slept)}", "a", None, verdict, [0, 1], 1.0)])
+
+    assert wait(tmp_path, 2, float("inf"), sleep=sleep) == 2 and len(slept) == 3
+    assert wait(tmp_path, 9, 5.0, clock=lambda: 5.0) == 2
+    close_queue(tmp_path)
+    assert wait(tmp_path, 9, float("inf")) == 2
+
+
+def test_a_closed_queue_takes_no_label(tmp_path: Path) -> None:
+    make_queue(tmp_path, [Item("i", [], ["a", "b"])])
+    with Queue(tmp_path) as queue:
+        assert queue.next("ann")
+        done = CliRunner().invoke(app, ["label", str(tmp_path), "--close"])
+        assert "closed with 0 labels" in done.output
+        assert queue.next("ann") is None
+        with pytest.raises(Taken):
+            queue.submit(Label("i", "ann", 0, "choice", [0, 1], 1.0))
+    assert read_labels(tmp_path) == []
+
+
+def test_scores_are_means_over_labels() -> None:
+    items = [Item("i", [], ["a0", "a1"], prompt_id="p0"), Item("j", [], ["a1", "a2"], prompt_id="p0")]
+    labels = [
+        Label("i", "x", 0, "choice", [0, 1], 2.0, "why"),
+        Label("i", "y", 1, "choice", [0, 1], 4.0),
+        Label("j", "y", None, "tie", [0, 1], 6.0),
+        Label("j", "z", None, "skip", [0, 1], 9.0),
+        Label("gone", "z", 0, "choice", [0, 1], 9.0),
+    ]
+    (made,) = scored(groups(2), items, labels)
+    assert made.columns["people"] == [0.5, pytest.approx((0 + 1 + 0.5) / 3), 0.5]
+    assert made.columns["annotator"] == ["x,y", "x,y", "y"] and made.columns["seconds"] == [3.0, 4.0, 6.0]
+    assert made.columns["reason"] == ["why", "why", ""] and made.prompt.meta["annotators"] == ["x", "y"]
+    (bad,) = scored(groups(1), items, [Label("i", "x", None, "both_bad", [0, 1], 2.0)])
+    assert bad.columns["people"] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"cadence": "step"}, "cadence: round"),
+        ({"rollout": {"name": "sample", "responses_per_prompt": 1}}, "responses_per_prompt"),
+        ({"annotate": [{"name": "rewards.people", "simulated": [0.1]}]}, "verifier"),
+        ({"annotate": [{"name": "rewards.people", "verifier": "rewards.length"}]}, "simulated"),
+        (
+            {"annotate": [{"name": "rewards.people", **SIMULATED, "verifier": "rewards.lenght"}]},
+            "rewards.length",
+        ),
+        (
+            {"annotate": [{"name": "rewards.people", "overlap": 0.5, **SIMULATED}]},
+            "two simulated",
+        ),
+        ({"annotate": [{"name": "rewards.people", "labels": 0}]}, "labels"),
+    ],
+    ids=lambda one: str(one)[:40],
+)  # fmt: skip
+def test_a_recipe_that_cannot_ask_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    file = tmp_path / "asks.yaml"
+    file.write_text(yaml.safe_dump({"schema": 1, "base": "tiny_people", "about": "x", "online": change}))
+    with pytest.raises(RecipeError, match=said):
+        load(str(file))
+
+
+@pytest.mark.slow
+def test_a_round_with_simulated_annotators_on_the_real_page(fresh_home: Callable[[str], Path]) -> None:
+    """Rollout, labels over HTTP, pairs: the chosen answer is the one that most labels prefer."""
+    pipeline = Pipeline.open(
+        "tiny_people", home=fresh_home("home"), profile="test",
+        overrides=["online.rounds=1", "online.prompts_per_round=8", "online.rollout.max_tokens=8"],
+    )  # fmt: skip
+    pipeline.watchers = [Asking(pipeline)]
+    for name, stage in pipeline.stages.items():
+        if stage.part != "evaluate":
+            pipeline.make(name)
+    asked, chosen = pipeline.artifact("ask_1"), pipeline.artifact("select_1")
+    labels = read_labels(asked.path)
+    assert {label.annotator for label in labels} == {"simulated-1", "simulated-2"}
+    assert asked.meta["counts"]["labels"] == asked.meta["counts"]["labels asked"] == len(labels)
+    pairs = read_groups(chosen.path / "groups.parquet")
+    assert pairs and all(g.columns["reward.people"][0] > g.columns["reward.people"][1] for g in pairs)
+    pipeline.run.record(
+        recipe="x", state="finished", started=0.0, stages={n: s.key for n, s in pipeline.stages.items()}
+    )
+    (reader,) = readers(pipeline.store.home, "simulated-1")
+    assert reader.models == ("optimise_1",) and 0 < reader.labels <= len(labels)
+    parents = json.loads((asked.path / "manifest.json").read_text())["parents"]
+    assert parents == [pipeline.artifact(name).digest for name in ("rollout_1", "model_policy")]
