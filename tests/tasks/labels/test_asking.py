@@ -27,8 +27,8 @@ from ratchet.components.storage.store import Workspace
 from ratchet.components.types import Artifact, Context, Group, Prompt, Trajectory
 from ratchet.flows.cli import app
 from ratchet.tasks.labels.asking import Asking, answer
-from ratchet.tasks.labels.server import make_app, serving
 from ratchet.tasks.labels.readers import readers
+from ratchet.tasks.labels.server import make_app, serving
 from ratchet.tasks.pipeline import Pipeline
 
 SIMULATED = {"simulated": [0.1], "verifier": "rewards.length"}
