@@ -9,8 +9,8 @@ random.
 
 The reward model is linear on features of an answer and its instruction, fitted as Bradley-Terry regression;
 an ensemble is five such models on bootstrap samples of the labels. The features are countable traits (see
-`traits`) or, with `--policy`, the frozen states of that language model. No language model is trained: the
-experiment is about which pairs are labelled, and takes minutes instead of days on two cores.
+`traits`). No language model is trained: the experiment is about which pairs are labelled, and takes minutes
+instead of days on two cores.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ PENALTY = 0.1
 """Of the squared weights; `uniform` is as accurate with 0.03 and 0.3, within a point (seeds 100 to 104)."""
 RANDOM = 2
 """Batches of random pairs at the start."""
-LAYERS, SHRINK = 20, 1.0
 PAIRS = 6
 """Pairs of a pool prompt that can be selected, at most."""
 COLUMNS = [f"scores.{member}" for member in range(MEMBERS)]
@@ -113,7 +112,7 @@ def features(plain: np.ndarray, families: Sequence[str]) -> np.ndarray:
     return np.concatenate([plain, crossed.reshape(len(plain), -1)], axis=1)
 
 
-def read(files: Sequence[Path], policy: Path | None = None) -> Data:
+def read(files: Sequence[Path]) -> Data:
     """The answers of prompts with an instruction and two or more verified answers."""
     groups = [
         group
@@ -123,37 +122,17 @@ def read(files: Sequence[Path], policy: Path | None = None) -> Data:
     ]
     if not groups:
         raise RatchetError(f"no verified answers in {', '.join(map(str, files))}")
-    return collect(groups, states_of(policy, groups) if policy else None)
+    return collect(groups)
 
 
-def collect(groups: Sequence[Group], states: np.ndarray | None = None) -> Data:
-    """The features of groups: their traits, or the standardised `states` (N, F)."""
+def collect(groups: Sequence[Group]) -> Data:
+    """Features and verified values of groups."""
     answers = [(one, group.prompt.meta["instruction"]) for group in groups for one in group.trajectories]
     plain = np.array([traits(one.text, asked, one.stop == "end") for one, asked in answers], dtype=float)
     truth = np.array([value for group in groups for value in group.columns[VERIFIED]], dtype=float)
     ends = np.cumsum([len(group.trajectories) for group in groups])
     rows = [list(range(end - len(g.trajectories), end)) for end, g in zip(ends, groups, strict=True)]
-    if states is not None:
-        x = (states - states.mean(0)) / np.maximum(states.std(0), 1e-6) / SHRINK
-    else:
-        x = features(plain, [asked["family"] for _, asked in answers])
-    return Data(x, truth, groups, rows)
-
-
-def states_of(policy: Path, groups: Sequence[Group]) -> np.ndarray:
-    """(N, F): the state of each answer's last token after `LAYERS` layers of a policy, as the reward models
-    of `instruct` begin.
-    """
-    import torch
-
-    from ratchet.components.models.forward import reward_states
-    from ratchet.components.models.load import new_reward
-    from ratchet.components.training.packing import pack
-
-    model = new_reward(policy, layers=LAYERS, pool="last", seed=0)
-    with torch.inference_mode():
-        found = [reward_states(model, batch) for batch in pack(groups, unit="group", tokens=2048)]
-    return torch.cat(found).double().numpy()
+    return Data(features(plain, [asked["family"] for _, asked in answers]), truth, groups, rows)
 
 
 def run(
@@ -293,14 +272,13 @@ def main() -> None:
     parser.add_argument(
         "--answers", type=Path, nargs="*", help="files of verified groups; else made by `instruct`"
     )
-    parser.add_argument("--policy", type=Path, help="the SFT policy's directory: its states are the features")
     parser.add_argument("--home", type=Path, default=Path("out"), help="whose store has the stage `compared`")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--error", type=float, default=0.15)
     parser.add_argument("--no-ties", dest="ties_in_pool", action="store_false", help="select no ties")
     parser.add_argument("--out", type=Path, default=Path("out/benchmarks/labels"))
     given = parser.parse_args()
-    data, start = read(given.answers or answers_of(given.home), given.policy), time.time()
+    data, start = read(given.answers or answers_of(given.home)), time.time()
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in SELECTORS}
     for seed in range(given.seeds):
         for name in SELECTORS:
