@@ -17,7 +17,7 @@ from torch import Tensor
 from ratchet.components.errors import ContractError
 from ratchet.components.inference.sampling import sample, unrounded
 from ratchet.components.models.attention import Cache, DecodePlan, PrefillPlan
-from ratchet.components.models.layers import backbone, hidden_states, output_head
+from ratchet.components.models.layers import backbone, hidden_states, output_layer
 from ratchet.components.models.products import mixed_precision, packed, product
 from ratchet.components.models.value import PolicyWithValue
 from ratchet.components.stages import progress
@@ -60,9 +60,9 @@ class LanguageModel:
 
     def __init__(self, model: Any, *, half: bool, slots: int, prompt: int, rows: int, answer: int) -> None:
         self.language = model.policy if isinstance(model, PolicyWithValue) else model
-        head: Any = output_head(self.language)
-        self.weight, self.bias = head.weight.float(), None if head.bias is None else head.bias.float()
-        self.half = self.weight.bfloat16() if half and self.weight.device.type == "cpu" else None
+        self.head = output_layer(self.language)
+        half = half and self.head.linear and self.head.weight.device.type == "cpu"
+        self.half = self.head.weight.bfloat16() if half else None
         self.cache = Cache(self.language, slots=slots, prompt=prompt, rows=rows, answer=answer)
 
     def prefill(self, prompts: Sequence[Tensor], slots: Sequence[int]) -> Tensor:
@@ -81,10 +81,8 @@ class LanguageModel:
         transposed product, and in bfloat16 five times as fast again.
         """
         if self.half is not None:
-            logits = product(self.half, hidden.bfloat16())
-        else:
-            logits = product(self.weight, hidden.float())
-        return logits if self.bias is None else logits.add_(self.bias[:, None])  # pyright: ignore[reportIndexIssue]
+            return self.head.logits(product(self.half, hidden.bfloat16()))
+        return self.head.logits(product(self.head.weight, hidden.float()))
 
     def unrounded(self, logprobs: Tensor, logits: Tensor, hidden: Tensor, tokens: Tensor) -> Tensor:
         """Log-probs (R,) of drawn tokens (R,) from the rounded logits (V, R), corrected by the tokens' own
@@ -93,7 +91,7 @@ class LanguageModel:
         if self.half is None:
             return logprobs
         exact = (hidden.bfloat16().float() * self.half[tokens].float()).sum(1)
-        exact = exact if self.bias is None else exact + self.bias[tokens]
+        exact = exact if self.head.bias is None else exact + self.head.bias[tokens]
         return unrounded(logprobs, logits.gather(0, tokens[None])[0], exact)
 
 

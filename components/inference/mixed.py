@@ -13,7 +13,8 @@ from ratchet.components.errors import ContractError
 from ratchet.components.inference.decoding import Decoding, check_requests
 from ratchet.components.inference.torch import SCORE_TOKENS, TorchEngine
 from ratchet.components.models.attention import PackedPlan
-from ratchet.components.models.layers import hidden_states, output_head
+from ratchet.components.models.layers import hidden_states, output_layer
+from ratchet.components.models.products import product
 from ratchet.components.models.value import PolicyWithValue
 from ratchet.components.text.codec import Codec
 from ratchet.components.training.packing import pack
@@ -114,11 +115,13 @@ class MixedEngine(Codec):
             before = [
                 index[batch.mask[b, : len(index)].nonzero()[:, 0] - 1] for b, index in enumerate(plan.index)
             ]
-            states.append((output_head(language), hidden[torch.cat(before).to(hidden.device)]))
+            states.append((output_layer(language), hidden[torch.cat(before).to(hidden.device)]))
         targets = torch.cat([tokens[batch.mask[b, : len(tokens)]] for b, tokens in enumerate(rows)])
         logprobs, entropy = [], []
         for at in range(0, len(targets), STATES):
-            logits = [head.float()(part[at : at + STATES].float()).t() for head, part in states]
+            logits = [
+                head.logits(product(head.weight, part[at : at + STATES].float())) for head, part in states
+            ]
             mixed = (logits[0] if self._single else self._mix(logits)).log_softmax(0)
             logprobs.append(mixed.gather(0, targets[at : at + STATES].to(mixed.device)[None])[0])
             entropy.append(-(mixed.exp() * mixed.clamp(min=-1e30)).sum(0))

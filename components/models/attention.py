@@ -21,12 +21,45 @@ from ratchet.components.errors import ContractError
 NAME = "ratchet"
 
 
+@dataclass(frozen=True)
+class Variant:
+    """How a layer's attention differs from softmax(scale q·k) v over all earlier tokens.
+
+    `window`: a token attends to this many tokens, itself included (Mistral). `softcap`: logits x become
+    c tanh(x / c) (Gemma 2). `sinks` (heads,): logits of a token without a value that joins the softmax
+    (gpt-oss).
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether `F.scaled_dot_product_attention` computes it, given a mask."""
+        return self.softcap is None and self.sinks is None
+
+    def weights(self, logits: Tensor, mask: Tensor) -> Tensor:
+        """Attention weights (float32) from scaled logits (R, kv, group, keys) or (1, heads, queries, keys),
+        which are overwritten.
+        """
+        logits = logits.float()
+        if self.softcap is not None:
+            logits = (logits / self.softcap).tanh() * self.softcap
+        logits = logits.add_(mask)
+        if self.sinks is None:
+            return logits.softmax(-1)
+        sinks = self.sinks.float().view(logits.shape[1], -1, 1)
+        return torch.cat([logits, sinks.expand(*logits.shape[:-1], 1)], -1).softmax(-1)[..., :-1]
+
+
 class Plan(Protocol):
     """Attention over a flat row: query (1, heads, N, d), key and value (1, kv heads, N, d) -> (1, N, heads,
     d).
     """
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor: ...
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, variant: Variant) -> Tensor: ...
 
 
 def register() -> None:
@@ -48,11 +81,11 @@ def attend(
     plan: Plan | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **rest: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface. `ContractError` for a call without a plan or with an unsupported
-    feature.
-    """
+    """transformers' attention interface. `ContractError` for a call without a plan or with a mask."""
     if plan is None:
         raise ContractError(
             "a model loaded with attention='ratchet' was called without plan=; call it through "
@@ -60,13 +93,9 @@ def attend(
         )
     if attention_mask is not None:
         raise ContractError("attention_mask is not supported: pack rows instead of padding them")
-    if sliding_window is not None or rest.get("softcap") is not None or rest.get("s_aux") is not None:
-        raise ContractError(
-            f"{type(module).__name__}: sliding windows, soft caps and attention sinks are not supported; "
-            "load the model with full attention (use_sliding_window: false)"
-        )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return plan.attend(module.layer_idx, query, key, value, scale), None  # pyright: ignore[reportArgumentType]
+    variant = Variant(scale, sliding_window, softcap, s_aux)
+    return plan.attend(module.layer_idx, query, key, value, variant), None  # pyright: ignore[reportArgumentType]
 
 
 SHARED = 8
@@ -106,7 +135,7 @@ class PackedPlan:
             self._add([(b, rows[b]) for b in members], depth=0, cached=start, before=())
         self.tokens = torch.cat(self._flat)[None] if rows else torch.zeros(1, 0, dtype=torch.long)
         self.positions = torch.cat(self._places)[None] if rows else torch.zeros(1, 0, dtype=torch.long)
-        self._masks: dict[tuple[int, int], Tensor] = {}
+        self._masks: dict[tuple[int, int, int | None], Tensor] = {}
 
     def _add(
         self,
@@ -145,7 +174,7 @@ class PackedPlan:
                 )
             first = last
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, variant: Variant) -> Tensor:
         repeat = query.shape[1] // key.shape[1]
         if repeat > 1:
             key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
@@ -164,29 +193,40 @@ class PackedPlan:
                     t.repeat_interleave(repeat, 1) for t in self.cached_keys(layer, *segment.cached)
                 )
                 k, v = [cached_key, *k], [cached_value, *v]
-            if len(k) == 1:
-                out.append(F.scaled_dot_product_attention(q, k[0], v[0], is_causal=True, scale=scaling))
-                continue
-            mask = self._mask(sum(part.shape[2] for part in k) - segment.length, segment.length, q)
-            out.append(
-                F.scaled_dot_product_attention(
-                    q, torch.cat(k, 2), torch.cat(v, 2), attn_mask=mask, scale=scaling
-                )
-            )
+            before = sum(part.shape[2] for part in k) - segment.length
+            narrow = variant.window is not None and variant.window < before + segment.length
+            if not before and not narrow and variant.plain:
+                attended = F.scaled_dot_product_attention(q, k[0], v[0], is_causal=True, scale=variant.scale)
+            else:
+                mask = self._mask(before, segment.length, variant.window if narrow else None, q)
+                attended = _attention(q, torch.cat(k, 2), torch.cat(v, 2), mask, variant)
+            out.append(attended)
         return torch.cat(out, 2).transpose(1, 2)
 
     def cached_keys(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
         """Keys and values (1, kv heads, length, d) of the first `length` tokens in `slot`."""
         raise ContractError("rows that continue cached tokens need a plan with a cache; use PrefillPlan")
 
-    def _mask(self, prefix: int, length: int, like: Tensor) -> Tensor:
-        """(length, prefix + length): causal mask of tokens after a prefix, 0 where allowed, -inf for future
-        tokens.
+    def _mask(self, prefix: int, length: int, window: int | None, like: Tensor) -> Tensor:
+        """(length, prefix + length): 0 where a token after a prefix may attend, -inf for later tokens and
+        those before its window.
         """
-        if (prefix, length) not in self._masks:
+        if (prefix, length, window) not in self._masks:
             mask = torch.full((length, prefix + length), -torch.inf, dtype=like.dtype, device=like.device)
-            self._masks[prefix, length] = mask.triu(prefix + 1)
-        return self._masks[prefix, length]
+            mask = mask.triu(prefix + 1)
+            if window is not None:
+                early = torch.ones_like(mask, dtype=torch.bool).tril(prefix - window)
+                mask = mask.masked_fill(early, -torch.inf)
+            self._masks[prefix, length, window] = mask
+        return self._masks[prefix, length, window]
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, variant: Variant) -> Tensor:
+    """Attention of queries (1, heads, n, d) to keys and values (1, heads, m, d) under a mask (n, m)."""
+    if variant.plain:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=variant.scale)
+    weights = variant.weights(query @ key.transpose(-1, -2) * variant.scale, mask)
+    return weights.to(value.dtype) @ value
 
 
 def common_prefix(a: Tensor, b: Tensor) -> int:
@@ -211,12 +251,12 @@ class PrefillPlan(PackedPlan):
         for slot, prompt in zip(slots, prompts, strict=True):
             cache.held[slot, : len(prompt)] = prompt
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, variant: Variant) -> Tensor:
         keys, values = self.cache.prompt_keys[layer], self.cache.prompt_values[layer]
         for slot, kept, where in zip(self.slots, self.kept, self.written, strict=True):
             keys[slot, :, kept : kept + len(where)] = key[0][:, where]
             values[slot, :, kept : kept + len(where)] = value[0][:, where]
-        return super().attend(layer, query, key, value, scaling)
+        return super().attend(layer, query, key, value, variant)
 
     def cached_keys(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
         return self.cache.prompt_keys[layer][slot : slot + 1, :, :length], self.cache.prompt_values[layer][
@@ -234,8 +274,8 @@ class Cache:
     """
 
     def __init__(self, model: Any, *, slots: int, prompt: int, rows: int, answer: int) -> None:
-        config, like = model.config, next(model.parameters())
-        heads = config.num_key_value_heads
+        config, like = model.config.get_text_config(), next(model.parameters())
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         layers = range(config.num_hidden_layers)
         self.prompt_keys = [like.new_zeros(slots, heads, prompt, size) for _ in layers]
@@ -288,7 +328,8 @@ class DecodePlan:
     ) -> None:
         self.cache, self.width = cache, width
         self.rows, self.prompt, self.own = len(lengths), int(prompt_lengths.max()), int(lengths.max()) + 1
-        blocked = (torch.arange(self.prompt) >= prompt_lengths[:, None])[place // width].to(cache.device)
+        held = prompt_lengths[place // width]
+        blocked = (torch.arange(self.prompt) >= held[:, None]).to(cache.device)
         used, first, end = torch.tensor(list(slots)), slots[0], slots[-1] + 1
         if 2 * len(slots) > end - first:  # a view; gathering copies the keys and values of every layer
             self.slots, self.count = slice(first, end), end - first
@@ -300,26 +341,44 @@ class DecodePlan:
         mask = torch.zeros(self.rows, self.prompt + self.own, device=cache.device).masked_fill_(
             torch.cat([blocked, later], 1), -torch.inf
         )
-        self.mask = mask[:, None, None]
+        self._masks: dict[int | None, Tensor] = {None: mask[:, None, None]}
+        self._prompts = held.to(cache.device)
         self.row = torch.arange(self.rows, device=cache.device)
         self._grids: dict[int, Tensor] = {}
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, variant: Variant) -> Tensor:
         heads, kv, size = query.shape[1], key.shape[1], query.shape[-1]
         group = heads // kv
         own_keys, own_values = self.cache.own_keys[layer], self.cache.own_values[layer]
         own_keys[self.row, :, self.lengths] = key[0].transpose(0, 1)
         own_values[self.row, :, self.lengths] = value[0].transpose(0, 1)
-        q = query[0].transpose(0, 1).reshape(self.rows, kv, group, size) * scaling
+        q = query[0].transpose(0, 1).reshape(self.rows, kv, group, size) * variant.scale
         grid = self._grid(q)
         prompt_keys = self.cache.prompt_keys[layer][self.slots, :, : self.prompt]
         prompt_values = self.cache.prompt_values[layer][self.slots, :, : self.prompt]
         shared = self._ungrid(grid @ prompt_keys.transpose(-1, -2), kv, group)
         own = q @ own_keys[: self.rows, :, : self.own].transpose(-1, -2)
-        weights = torch.cat([shared, own], -1).float().add_(self.mask).softmax(-1).to(q.dtype)
+        weights = variant.weights(torch.cat([shared, own], -1), self._mask(variant.window)).to(q.dtype)
         out = self._ungrid(self._grid(weights[..., : self.prompt]) @ prompt_values, kv, group)
         out = out + weights[..., self.prompt :] @ own_values[: self.rows, :, : self.own]
         return out.reshape(1, self.rows, heads, size)
+
+    def _mask(self, window: int | None) -> Tensor:
+        """(R, 1, 1, prompt + answer): 0 where a row may attend: its prompt and its answer, or what of them is
+        within the window of its new token.
+        """
+        if window not in self._masks:
+            starts = torch.zeros_like(self._prompts), self._prompts
+            positions = torch.cat(
+                [
+                    start[:, None] + torch.arange(length, device=self.cache.device)
+                    for start, length in zip(starts, (self.prompt, self.own), strict=True)
+                ],
+                1,
+            )
+            early = positions <= (self._prompts + self.lengths)[:, None] - window  # pyright: ignore[reportOperatorIssue]
+            self._masks[window] = self._masks[None].masked_fill(early[:, None, None], -torch.inf)
+        return self._masks[window]
 
     def _grid(self, rows: Tensor) -> Tensor:
         """(R, kv, group, x) -> (slots, kv, width * group, x). Places without a live row hold arbitrary finite

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from torch import Tensor, nn
-
-from ratchet.components.errors import ContractError
-
-SCALED = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
 
 def hidden_states(
@@ -33,14 +32,43 @@ def backbone(language: nn.Module) -> nn.Module:
     return getattr(language, language.base_model_prefix)  # pyright: ignore[reportArgumentType]
 
 
-def output_head(language: nn.Module) -> nn.Module:
-    """The output layer (lm_head). `ContractError` for models that transform logits after it."""
-    config = language.config.get_text_config()  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
-    for name in SCALED:
-        if getattr(config, name, None) not in (None, 1, 1.0):
-            raise ContractError(
-                f"{type(language).__name__}: config.{name} = {getattr(config, name)} transforms logits "
-                "after the output "
-                "layer, which the chunked log-probs do not support; use a model without it"
-            )
-    return language.get_output_embeddings()  # pyright: ignore[reportCallIssue]
+@dataclass(frozen=True)
+class OutputLayer:
+    """The map from hidden states h (N, H) to logits (N, V): c tanh((scale W h + b) / c), where c is `softcap`;
+    without it scale W h + b.
+
+    weight (V, H) and bias (V,) are float32.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    scale: float = 1.0
+    softcap: float | None = None
+
+    @property
+    def linear(self) -> bool:
+        """Whether the logits are W h + b."""
+        return self.scale == 1 and self.softcap is None
+
+    def logits(self, products: Tensor) -> Tensor:
+        """Logits (V, R) from the products W h (V, R), which are overwritten."""
+        if self.scale != 1:
+            products.mul_(self.scale)
+        if self.bias is not None:
+            products.add_(self.bias[:, None])
+        return products if self.softcap is None else products.div_(self.softcap).tanh_().mul_(self.softcap)
+
+
+def output_layer(language: nn.Module) -> OutputLayer:
+    """The output layer (lm_head) of a language model, and what its class does with the logits: Granite divides
+    and Cohere multiplies them, Gemma 2 caps them.
+    """
+    config: Any = language.config.get_text_config()  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+    head: Any = language.get_output_embeddings()  # pyright: ignore[reportCallIssue]
+    scale = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)
+    return OutputLayer(
+        head.weight.float(),
+        None if head.bias is None else head.bias.float(),
+        float(scale),
+        getattr(config, "final_logit_softcapping", None),
+    )

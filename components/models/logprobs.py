@@ -22,21 +22,25 @@ def chosen_logprobs(
     *,
     entropy: bool = False,
     bias: Tensor | None = None,
+    softcap: float | None = None,
     chunk: int = CHUNK,
 ) -> tuple[Tensor, Tensor | None]:
-    """log softmax(h W^T + b)[target] (N,) and optionally the entropy in nats (N,).
+    """log softmax(z)[target] (N,) and optionally the entropy in nats (N,), with logits z = h W^T + b, or
+    c tanh((h W^T + b) / c) with a `softcap` c.
 
     hidden (N, H), weight (V, H), targets (N,). Differentiable in hidden, weight and bias; only `chunk`
     positions' logits exist at a time, forward and backward. With a frozen weight, d/dh (N, H) is computed in
     the forward pass, so the backward needs no product with W. With a `weight.main_grad` of its shape, the
     gradient is added there instead of being returned (as Megatron-LM's fused accumulation does).
     """
-    logprobs, entropies = _Chosen.apply(hidden, weight, bias, targets, entropy, chunk)
+    logprobs, entropies = _Chosen.apply(hidden, weight, bias, targets, entropy, softcap, chunk)
     return logprobs, entropies if entropy else None
 
 
 class _Chosen(torch.autograd.Function):
-    """Autograd function. d logp_y / dz = e_y - p;  d H / dz_v = -p_v (log p_v + H), with z the logits."""
+    """Autograd function. d logp_y / dz = e_y - p;  d H / dz_v = -p_v (log p_v + H), with z the logits. Of a
+    soft cap, dz / dx = 1 - (z / c)².
+    """
 
     @staticmethod
     @rounded_products()
@@ -47,6 +51,7 @@ class _Chosen(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         entropy: bool,
+        softcap: float | None,
         chunk: int,
     ):
         number = len(hidden)
@@ -60,7 +65,7 @@ class _Chosen(torch.autograd.Function):
         entropy_slope = hidden.new_empty(hidden.shape) if early and entropy else None
         for at in range(0, number, chunk):
             piece = slice(at, at + chunk)
-            logits = product(hidden[piece], weight, bias)
+            logits = _logits(hidden[piece], weight, bias, softcap)
             chosen = logits.gather(1, targets[piece, None])[:, 0]
             lse = torch.logsumexp(logits, 1)
             normaliser[piece] = lse
@@ -70,11 +75,17 @@ class _Chosen(torch.autograd.Function):
             p = (logits - lse[:, None]).exp_()
             if entropy:
                 entropies[piece] = lse - (p * logits).sum(1)
-            if slope is not None:
+            by_cap = None if softcap is None else _cap_slope(logits, softcap)
+            if slope is not None and by_cap is None:
                 slope[piece] = weight[targets[piece]] - product(p, weight.t())
+            elif slope is not None:
+                into = (-p).scatter_add_(1, targets[piece, None], torch.ones_like(p[:, :1]))
+                slope[piece] = product(into.mul_(by_cap), weight.t())
             if entropy_slope is not None:
-                entropy_slope[piece] = product(_entropy_slope(p, logits, lse, entropies[piece]), weight.t())
-        ctx.entropy, ctx.chunk, ctx.early = entropy, chunk, early
+                into = _entropy_slope(p, logits, lse, entropies[piece])
+                into = into if by_cap is None else into.mul_(by_cap)
+                entropy_slope[piece] = product(into, weight.t())
+        ctx.entropy, ctx.softcap, ctx.chunk, ctx.early = entropy, softcap, chunk, early
         if early:
             ctx.save_for_backward(slope, entropy_slope)
         else:
@@ -90,7 +101,7 @@ class _Chosen(torch.autograd.Function):
             into_hidden = by_logprob[:, None] * slope
             if ctx.entropy:
                 into_hidden += by_entropy[:, None] * entropy_slope
-            return into_hidden, None, None, None, None, None
+            return into_hidden, None, None, None, None, None, None
         hidden, weight, bias, targets, normaliser, entropies = ctx.saved_tensors
         into_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         buffer = getattr(weight, "main_grad", None)
@@ -100,7 +111,8 @@ class _Chosen(torch.autograd.Function):
         into_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
         for at in range(0, len(hidden), ctx.chunk):
             piece = slice(at, at + ctx.chunk)
-            logits = product(hidden[piece], weight, bias)
+            logits = _logits(hidden[piece], weight, bias, ctx.softcap)
+            by_cap = None if ctx.softcap is None else _cap_slope(logits, ctx.softcap)
             lse = normaliser[piece]
             g = by_logprob[piece, None]
             if ctx.entropy:
@@ -113,13 +125,25 @@ class _Chosen(torch.autograd.Function):
             else:
                 into = logits.sub_(lse[:, None]).exp_().mul_(-g)
             into.scatter_add_(1, targets[piece, None], g)
+            into = into if by_cap is None else into.mul_(by_cap)
             if into_hidden is not None:
                 into_hidden[piece] = product(into, weight.t())
             if into_weight is not None:
                 into_weight.addmm_(into.t(), hidden[piece])
             if into_bias is not None:
                 into_bias += into.sum(0)
-        return into_hidden, into_weight if buffer is None else None, into_bias, None, None, None
+        return into_hidden, into_weight if buffer is None else None, into_bias, None, None, None, None
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None) -> Tensor:
+    """Logits (n, V) of hidden states (n, H)."""
+    logits = product(hidden, weight, bias)
+    return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+
+
+def _cap_slope(logits: Tensor, softcap: float) -> Tensor:
+    """dz/dx of z = c tanh(x / c), from z."""
+    return 1 - (logits / softcap).square()
 
 
 def _entropy_slope(p: Tensor, logits: Tensor, lse: Tensor, entropy: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ratchet.components.errors import ContractError
 from ratchet.components.models.attention import PackedPlan
-from ratchet.components.models.layers import hidden_states, output_head
+from ratchet.components.models.layers import hidden_states, output_layer
 from ratchet.components.models.logprobs import CHUNK, chosen_logprobs
 from ratchet.components.models.products import product
 from ratchet.components.models.value import PolicyWithValue
@@ -71,18 +71,15 @@ class Reading:
         """Log-probs (M,) of the tokens given the states before them, and entropies, at temperature 1. Softmax
         is in float32, whatever the model's dtype.
         """
-        weight, bias = self._head()
+        head = output_layer(self.language)
         return chosen_logprobs(
-            states.float(),
-            weight,
+            states.float() * head.scale if head.scale != 1 else states.float(),
+            head.weight,
             self._targets.to(states.device),
             entropy=entropy,
-            bias=bias,
+            bias=head.bias,
+            softcap=head.softcap,
         )
-
-    def _head(self) -> tuple[Tensor, Tensor | None]:
-        head: Any = output_head(self.language)
-        return head.weight.float(), None if head.bias is None else head.bias.float()
 
     def spread(self, values: Tensor) -> Tensor:
         """(M,) -> (B,T): each value at its steps, zero outside the loss mask."""
@@ -120,8 +117,8 @@ class Reading:
             before[index[1:]] = index[:-1]
             chosen[index[mask[: len(index)]]] = True
         at, guessed = chosen.nonzero()[:, 0], self.tokens.clone()
-        weight, bias = self._head()
+        head = output_layer(self.language)
         for some in at.split(CHUNK):
-            states = hidden[before[some].to(hidden.device)].float()
-            guessed[some] = product(states, weight, bias).argmax(-1).to(guessed.device)
+            states = hidden[before[some].to(hidden.device)].float() * head.scale
+            guessed[some] = product(states, head.weight, head.bias).argmax(-1).to(guessed.device)
         return guessed

@@ -37,6 +37,7 @@ def fetch_model(job: Job) -> dict[str, Any]:
     """A transformers model directory: copied, converted from GGUF, or a LoRA adapter merged into its base
     model.
     """
+    from ratchet.components.inference.verify import require_verified
     from ratchet.components.models.load import REMOTE_CODE, convert_gguf, trusted
     from ratchet.components.models.lora import FOLDER, is_adapter, merge_adapter
 
@@ -79,6 +80,7 @@ def fetch_model(job: Job) -> dict[str, Any]:
         trusted(job.work.product)
     if options.get("role") == "reward":
         _check_reward(job.work.product, options["source"])
+    require_verified(job.work.product)
     return {"source": options["source"], "sha256": options["sha256"], **base}
 
 

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from ratchet.components.errors import ContractError, RecipeError, TrainingError
 from ratchet.components.models.forward import model_outputs
-from ratchet.components.models.layers import output_head
 from ratchet.components.models.load import load_model, load_tokenizer, save_model
 from ratchet.components.models.lora import FOLDER, save_adapter
 from ratchet.components.models.products import has_bfloat16
@@ -344,8 +343,8 @@ class Rows(nn.Module):
 
             # The log-probs read the head's weight without calling the module, so ZeRO-3 must gather it for
             # this module.
-            head = output_head(model.policy if isinstance(model, PolicyWithValue) else model)
-            for parameter in head.parameters():
+            language: Any = model.policy if isinstance(model, PolicyWithValue) else model
+            for parameter in language.get_output_embeddings().parameters():
                 zero.register_external_parameter(self, parameter)
 
     def forward(self, batch: Batch, outputs: frozenset[str | Read]) -> dict[str | Read, Tensor]:
