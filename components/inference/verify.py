@@ -1,4 +1,4 @@
-"""Verification of model types: the packed forward pass and decoding against transformers' own forward pass."""
+"""Verification of model types: packed forward pass and decoding against transformers' own forward pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,44 @@ from ratchet.components.training.packing import pack
 from ratchet.components.types import Group, Prompt, Request, Sample, Trajectory
 
 TESTED = frozenset(
-    ["arcee", "bitnet", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "gpt2", "gpt_neox", "gpt_oss", "granite", "granitemoe", "helium", "hunyuan_v1_dense", "llama", "mistral", "mixtral", "nanochat", "olmo", "olmo2", "olmo3", "olmoe", "opt", "phi", "phi3", "qwen2", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "starcoder2", "vaultgemma"]
+    [
+        "arcee",
+        "bitnet",
+        "cohere",
+        "cohere2",
+        "ernie4_5",
+        "exaone4",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "glm",
+        "glm4",
+        "gpt2",
+        "gpt_neox",
+        "gpt_oss",
+        "granite",
+        "granitemoe",
+        "helium",
+        "hunyuan_v1_dense",
+        "llama",
+        "mistral",
+        "mixtral",
+        "nanochat",
+        "olmo",
+        "olmo2",
+        "olmo3",
+        "olmoe",
+        "opt",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "seed_oss",
+        "smollm3",
+        "starcoder2",
+        "vaultgemma",
+    ]
 )
 """`model_type`s whose log-probs, gradients and decoding the tests compare with transformers'."""
 DECODERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForSequenceClassification", "")
@@ -57,8 +94,8 @@ def require_verified(path: Path) -> None:
     if not difference <= TOLERANCE:
         raise SourceError(
             f"{path}: models of type {config.model_type!r} are not supported: packed into one row, their "
-            f"log-probs differ from transformers' by {difference:.2g} nats (expected {TOLERANCE:g} or less), as "
-            "of layers whose state passes from token to token, or whose attention is not transformers' own; "
+            f"log-probs differ from transformers' by {difference:.2g} nats (expected {TOLERANCE:g} or less), "
+            "as of layers whose state passes from token to token, or whose attention is not transformers' own; "
             f"use one of the types {', '.join(sorted(TESTED))}"
         )
 

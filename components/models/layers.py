@@ -34,10 +34,8 @@ def backbone(language: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class OutputLayer:
-    """The map from hidden states h (N, H) to logits (N, V): c tanh((scale W h + b) / c), where c is `softcap`;
-    without it scale W h + b.
-
-    weight (V, H) and bias (V,) are float32.
+    """The map from hidden states h (N, H) to logits (N, V): scale W h + b, or c tanh((scale W h + b) / c)
+    with a `softcap` c. weight (V, H) and bias (V,) are float32.
     """
 
     weight: Tensor
@@ -60,8 +58,8 @@ class OutputLayer:
 
 
 def output_layer(language: nn.Module) -> OutputLayer:
-    """The output layer (lm_head) of a language model, and what its class does with the logits: Granite divides
-    and Cohere multiplies them, Gemma 2 caps them.
+    """The output layer (lm_head) of a language model, with what its class does to the logits: Granite
+    divides, Cohere multiplies and Gemma 2 caps them.
     """
     config: Any = language.config.get_text_config()  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
     head: Any = language.get_output_embeddings()  # pyright: ignore[reportCallIssue]

@@ -78,7 +78,7 @@ class _Chosen(torch.autograd.Function):
             by_cap = None if softcap is None else _cap_slope(logits, softcap)
             if slope is not None and by_cap is None:
                 slope[piece] = weight[targets[piece]] - product(p, weight.t())
-            elif slope is not None:
+            elif slope is not None and by_cap is not None:
                 into = (-p).scatter_add_(1, targets[piece, None], torch.ones_like(p[:, :1]))
                 slope[piece] = product(into.mul_(by_cap), weight.t())
             if entropy_slope is not None:

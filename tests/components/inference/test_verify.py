@@ -1,4 +1,4 @@
-"""Model types against transformers: packed log-probs and gradients, decoding, saving; refusal of the others."""
+"""Model types against transformers: packed log-probs, gradients, decoding and saving; others are refused."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from ratchet.components.errors import ContractError
 from ratchet.components.models import reading
-from ratchet.components.models.attention import Cache, DecodePlan, PackedPlan, register
+from ratchet.components.models.attention import Cache, DecodePlan, PackedPlan, Variant, register
 from ratchet.components.models.forward import model_outputs
 from ratchet.components.models.logprobs import chosen_logprobs
 from ratchet.components.training.packing import pack
@@ -178,21 +178,26 @@ def test_a_call_without_plan_is_refused() -> None:
 
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("entropy", [False, True])
-def test_chosen_logprobs_are_log_softmax_with_its_gradient(frozen: bool, entropy: bool) -> None:
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_chosen_logprobs_are_log_softmax_with_its_gradient(
+    frozen: bool, entropy: bool, softcap: float | None
+) -> None:
     torch.manual_seed(0)
     hidden = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(11, 5, dtype=torch.float64, requires_grad=not frozen)
     bias = torch.randn(11, dtype=torch.float64, requires_grad=not frozen)
     targets = torch.randint(0, 11, (7,))
-    logprobs, entropies = chosen_logprobs(hidden, weight, targets, entropy=entropy, bias=bias, chunk=3)
-    exact = (hidden @ weight.t() + bias).log_softmax(-1)
+    options = dict(entropy=entropy, softcap=softcap, chunk=3)
+    logprobs, entropies = chosen_logprobs(hidden, weight, targets, bias=bias, **options)
+    logits = hidden @ weight.t() + bias
+    exact = (logits if softcap is None else softcap * (logits / softcap).tanh()).log_softmax(-1)
     torch.testing.assert_close(logprobs, exact[range(7), targets], atol=1e-12, rtol=0)
     if entropy:
         torch.testing.assert_close(entropies, -(exact.exp() * exact).sum(-1), atol=1e-12, rtol=0)
     inputs = (hidden,) if frozen else (hidden, weight, bias)
 
     def both(h, w=weight, b=bias):
-        first, second = chosen_logprobs(h, w, targets, entropy=entropy, bias=b, chunk=3)
+        first, second = chosen_logprobs(h, w, targets, bias=b, **options)
         return (first, second) if entropy else first
 
     assert torch.autograd.gradcheck(both, inputs)
@@ -203,7 +208,7 @@ def test_a_decode_step_attends_to_its_prompt_and_its_own_answer(slots: tuple[int
     """Against attention written out row by row; distant slots are gathered, close ones read as a view."""
     torch.manual_seed(0)
     heads, kv, size, width = 4, 2, 8, 2
-    config = SimpleNamespace(
+    config = LlamaConfig(
         num_key_value_heads=kv, head_dim=size, num_hidden_layers=1, num_attention_heads=heads, hidden_size=32
     )
     like = torch.zeros(1)
@@ -224,7 +229,7 @@ def test_a_decode_step_attends_to_its_prompt_and_its_own_answer(slots: tuple[int
         lengths=lengths,
     )
     query, key, value = (torch.randn(1, n, len(rows), size) for n in (heads, kv, kv))
-    out = plan.attend(0, query, key, value, 0.3)
+    out = plan.attend(0, query, key, value, Variant(0.3))
     for r, (place, _) in enumerate(rows):
         slot, own = slots[place], int(lengths[r])
         k, v = (
