@@ -95,7 +95,7 @@ def require_verified(path: Path) -> None:
         raise SourceError(
             f"{path}: models of type {config.model_type!r} are not supported: packed into one row, their "
             f"log-probs differ from transformers' by {difference:.2g} nats (expected {TOLERANCE:g} or less), "
-            "as of layers whose state passes from token to token, or whose attention is not transformers' own; "
+            "as of layers whose state passes from token to token, or of attention that is not transformers'; "
             f"use one of the types {', '.join(sorted(TESTED))}"
         )
 
