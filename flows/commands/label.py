@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ratchet.components.errors import RecipeError
+from ratchet.flows.commands.label_files import take_labels, write_labels, write_report
 from ratchet.flows.commands.options import OUT, Home
 
 
@@ -52,6 +53,22 @@ def label(
     export: Annotated[
         Path | None, typer.Option(help="Write the labels as preference pairs (.parquet) and exit.")
     ] = None,
+    layout: Annotated[
+        str,
+        typer.Option(
+            help="Layout of --export: pairs, or all labels as jsonl, parquet, argilla, label_studio."
+        ),
+    ] = "pairs",
+    take: Annotated[
+        Path | None,
+        typer.Option(
+            "--import", help="Add items and labels of a file in such a layout to the folder QUEUE, and exit."
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Write a report on the quality of the labels (.html or .json) and exit."),
+    ] = None,
     close: Annotated[
         bool, typer.Option("--close", help="Take no more labels: a run that waits goes on with what it has.")
     ] = False,
@@ -62,13 +79,17 @@ def label(
     """Serve a page on which people compare answers, over a queue that a run's answers fill. Ctrl-C stops it;
     the same command continues.
     """
+    if take is not None:
+        return take_labels(Path(source), take)
     folder = _queue_folder(source, home, stage)
     if close:
         from ratchet.components.labels.queue import close_queue
 
         return typer.echo(f"{folder}: closed with {len(close_queue(folder))} labels")
+    if report is not None:
+        return write_report(folder, report)
     if export is not None:
-        return _export(folder, export)
+        return _export(folder, export) if layout == "pairs" else write_labels(folder, export, layout)
     if forget is not None:
         return _forget(folder, forget, home)
     from ratchet.tasks.labels.server import is_loopback

@@ -1,0 +1,61 @@
+"""`ratchet label` with --report, --export --layout and --import: labels and their quality in files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ratchet.components.errors import RecipeError
+from ratchet.components.labels.labels import LABELS, append_durably, read_items, read_labels
+from ratchet.components.labels.settings import make_queue
+from ratchet.components.labels.simulate import Annotator, simulate
+from ratchet.flows.cli import app
+
+
+def label(*arguments: object) -> str:
+    done = CliRunner().invoke(app, ["label", *map(str, arguments)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Path:
+    people = [Annotator("ann"), Annotator("ben", ties=0.2), Annotator("cleo", error=0.5)]
+    session = simulate(people, each=40, planted=0.3, overlap=0.5, seed=3)
+    folder = make_queue(tmp_path / "queue", session.items)
+    append_durably(folder / LABELS, session.labels)
+    return folder
+
+
+def test_a_report_is_written_and_its_findings_are_printed(queue: Path, tmp_path: Path) -> None:
+    said = label(queue, "--report", tmp_path / "quality.html")
+    assert "120 labels" in said and "cleo is not distinguishable" in said
+    assert "cleo is not distinguishable" in (tmp_path / "quality.html").read_text()
+    label(queue, "--report", tmp_path / "quality.json")
+    found = json.loads((tmp_path / "quality.json").read_text())
+    assert found["annotators"]["cleo"]["chance"]["verdict"] == "random"
+    with pytest.raises(RecipeError, match="html or"):
+        label(queue, "--report", tmp_path / "quality.pdf")
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [("l.jsonl", "jsonl"), ("l.parquet", "parquet"), ("l.json", "argilla"), ("l.json", "label_studio")],
+)
+def test_exported_labels_are_imported_into_a_queue_once(
+    name: str, layout: str, queue: Path, tmp_path: Path
+) -> None:
+    label(queue, "--export", tmp_path / name, "--layout", layout)
+    other = tmp_path / "other"
+    assert "120 labels added, 0 were there" in label(other, "--import", tmp_path / name)
+    assert "0 labels added, 120 were there" in label(other, "--import", tmp_path / name)
+    assert read_items(other) == read_items(queue)
+    assert sorted(read_labels(other), key=str) == sorted(read_labels(queue), key=str)
+
+
+def test_an_unknown_layout_is_refused(queue: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="label_studio"):
+        label(queue, "--export", tmp_path / "l.json", "--layout", "csv")
