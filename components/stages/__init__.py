@@ -2,6 +2,10 @@
 in a separate process.
 """
 
+SIMULATED_PEOPLE = "ratchet.tasks.labels.simulated"
+"""Module of simulated annotators. It is imported by name, so that an edit of the page or of its server
+changes no store key: people would be asked again.
+"""
 WAITING = ("ask",)
 """Kinds of stages that wait for people, and hold no GPU meanwhile."""
 STAGES = {  # kind of stage -> module with the function of that name

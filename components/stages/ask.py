@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from ratchet.components.labels.labels import ITEMS, LABELS, read_items, read_lab
 from ratchet.components.labels.queue import CLOSED, close_queue
 from ratchet.components.labels.scores import scored
 from ratchet.components.labels.settings import Settings, doubled, make_queue
-from ratchet.components.stages import progress
+from ratchet.components.stages import SIMULATED_PEOPLE, progress
 from ratchet.components.stages.job import Job
 from ratchet.components.storage.store import write_atomic
 
@@ -45,8 +47,10 @@ def ask(job: Job) -> dict[str, Any]:
     items, hours = read_items(folder), options["deadline_hours"]
     wanted = len(items) + len(doubled(items, settings))
     end = float("inf") if hours is None else _opened(folder) + 3600 * hours
-    wait(folder, wanted, end)
-    labels = close_queue(folder)
+    simulated = importlib.import_module(SIMULATED_PEOPLE) if options["simulated"] else None
+    with simulated.answering(folder, groups, options, settings.seed) if simulated else nullcontext():
+        wait(folder, wanted, end)
+        labels = close_queue(folder)
     judged = scored(groups, items, labels)
     if not judged:
         raise DataError(

@@ -26,9 +26,10 @@ from ratchet.components.stages.job import Job
 from ratchet.components.storage.store import Workspace
 from ratchet.components.types import Artifact, Context, Group, Prompt, Trajectory
 from ratchet.flows.cli import app
-from ratchet.tasks.labels.asking import Asking, answer
+from ratchet.tasks.labels.asking import Asking
 from ratchet.tasks.labels.readers import readers
 from ratchet.tasks.labels.server import make_app, serving
+from ratchet.tasks.labels.simulated import answer
 from ratchet.tasks.pipeline import Pipeline
 
 SIMULATED = {"simulated": [0.1], "verifier": "rewards.length"}
@@ -154,6 +155,29 @@ def test_scores_are_means_over_labels() -> None:
     assert bad.columns["people"] == [0.0, 0.0]
 
 
+def test_simulated_annotators_that_fail_do_not_leave_the_stage_waiting(job: Job) -> None:
+    job.options["people"].update(simulated=(0.1,), verifier="rewards.instructions")  # prompts without one
+    with pytest.raises(DataError, match="nobody judged"):
+        ask(job)
+
+
+def test_a_run_that_waits_for_people_alerts_with_the_command_that_serves_the_page(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sent: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("ratchet.tasks.labels.asking.emit_alert", lambda *given: sent.append(given))
+    monkeypatch.setattr(Asking, "_note", lambda self, text: sent.append((text,)))
+    real = ["online.annotate=[{name: rewards.people, labels: 40}]"]
+    for overrides, alerts in ((real, 2), ([], 0)):
+        pipeline = Pipeline.open("tiny_people", home=tmp_path, profile="test", overrides=overrides)
+        sent.clear()
+        for stage in pipeline.stages.values():
+            Asking(pipeline).started(stage, tmp_path)
+        assert len(sent) == 2 * alerts, "one alert and one note a round"
+        assert all("waits for 40 labels" in given[-1 if len(given) == 1 else 2] for given in sent)
+        assert all(f"ratchet label {pipeline.run.path}" in str(given) for given in sent)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -187,7 +211,6 @@ def test_a_round_with_simulated_annotators_on_the_real_page(fresh_home: Callable
         "tiny_people", home=fresh_home("home"), profile="test",
         overrides=["online.rounds=1", "online.prompts_per_round=8", "online.rollout.max_tokens=8"],
     )  # fmt: skip
-    pipeline.watchers = [Asking(pipeline)]
     for name, stage in pipeline.stages.items():
         if stage.part != "evaluate":
             pipeline.make(name)
