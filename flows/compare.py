@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ratchet.components.errors import RecipeError, nearest
+from ratchet.components.evaluation.measured import OF_ANSWERS, measured
 from ratchet.components.evaluation.verdicts import crossed, decide
 from ratchet.components.recipes.recipe import load
-from ratchet.components.recipes.schema import Claim
+from ratchet.components.recipes.schema import Claim, Recipe
 from ratchet.components.storage.store import write_atomic
 from ratchet.flows.claim_records import sentence
 from ratchet.tasks.pipeline import Pipeline
+
+WHOLE = (*OF_ANSWERS, "embedding_spread", "perplexity")
+"""Metrics of all answers together, not of each prompt."""
 
 
 def compare(
@@ -30,16 +34,19 @@ def compare(
     home: Path,
     overrides: Sequence[str] = (),
     profile: str | None = None,
-    metric: str = "win_rate",
+    metric: str | None = None,
     display: Any = None,
 ) -> dict[str, Any]:
-    """Run every recipe with every seed and compare `metric`, a per-prompt list in the evaluation's results.
+    """Run every recipe with every seed and compare `metric`, a per-prompt list in the evaluation's results
+    (None: see `metric_of`). `RecipeError` before the first run if a recipe does not measure it.
 
     Returns per arm the mean of each seed and of all with a 95 % interval, each arm's difference to the first,
     and what became of the recipes' claims about each other.
     """
     from ratchet.flows.post_training import post_training
 
+    loaded = {name: load(name, overrides=overrides, profile=profile)[0] for name in recipes}
+    metric = metric_of(loaded, metric)
     values: dict[str, np.ndarray] = {}
     for recipe in recipes:
         rows = []
@@ -52,11 +59,6 @@ def compare(
             )
             pipeline = Pipeline.open(recipe, home=home, overrides=here, profile=profile)
             results = json.loads((pipeline.artifact("evaluate").path / "results.json").read_text())
-            if metric not in results["per_prompt"]:
-                raise RecipeError(
-                    f"--metric: {recipe} measures no {metric!r} for each "
-                    f"prompt{nearest(metric, results['per_prompt'])}"
-                )
             rows.append(results["per_prompt"][metric])
         values[recipe] = np.asarray(rows, dtype=float)  # (seeds, prompts)
     first = recipes[0]
@@ -65,13 +67,52 @@ def compare(
         table["arms"][recipe] = {"by_seed": [float(v) for v in matrix.mean(1)], **interval(matrix)}
         if recipe != first:
             table["differences"][f"{first} - {recipe}"] = interval(values[first] - matrix)
-        claim = load(recipe, overrides=overrides, profile=profile)[0].claim
+        claim = loaded[recipe].claim
         for baseline in claim.baselines if claim and claim.per == "prompt" and claim.metric == metric else ():
             if claim and baseline in values:
                 one = dataclasses.replace(claim, against=baseline)
                 table["claims"].setdefault(recipe, []).append(verdict(one, matrix - values[baseline]))
     write_atomic(home / "comparisons" / f"{'-vs-'.join(recipes)}.json", json.dumps(table, indent=1))
     return table
+
+
+def metric_of(recipes: Mapping[str, Recipe], metric: str | None) -> str:
+    """The per-prompt metric to compare: `metric`, or that of a claim of one recipe about another, or the
+    first that all measure. `RecipeError` if a recipe's evaluation does not measure it.
+    """
+    measured = {name: per_prompt_metrics(recipe) for name, recipe in recipes.items()}
+    if metric is None:
+        claims = [recipe.claim for recipe in recipes.values() if recipe.claim]
+        claimed = [c.metric for c in claims if c.per == "prompt" and recipes.keys() & set(c.baselines)]
+        shared = [one for one in next(iter(measured.values())) if all(one in m for m in measured.values())]
+        if not (claimed or shared):
+            raise RecipeError(
+                f"{', '.join(recipes)} measure no per-prompt metric in common; give each the same "
+                "evaluate.metrics or evaluate.measures"
+            )
+        metric = (claimed or shared)[0]
+    for name, known in measured.items():
+        if metric not in known:
+            raise RecipeError(
+                f"--metric: {name} measures no {metric!r} for each prompt{nearest(metric, known)}"
+            )
+    return metric
+
+
+def per_prompt_metrics(recipe: Recipe) -> list[str]:
+    """Names of the per-prompt lists that the evaluation writes: the win rate by the gold measure, scores,
+    measures, then other win rates and gains.
+    """
+    found = measured(recipe)
+    names = [name for name in found if name.startswith("final.") and name[6:] not in WHOLE]
+    for against, suffix in (("_vs_sft", ""), ("_vs_base", "_base")):
+        stems = [name.removesuffix(against) for name in found if name.endswith(against)]
+        names += [
+            f"{stem}{suffix}"
+            for stem in stems
+            if stem.endswith("_gain") or (stem.startswith("win_rate") and not stem.endswith("_lc"))
+        ]
+    return sorted(names, key=lambda name: name != "win_rate")
 
 
 def verdict(claim: Claim, differences: np.ndarray) -> str:

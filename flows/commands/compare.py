@@ -27,8 +27,9 @@ def compare(
     set: Set = [],  # noqa: B006
     profile: ProfileOption = None,
     metric: Annotated[
-        str, typer.Option(help="For recipes: per-prompt metric of the evaluation.")
-    ] = "win_rate",
+        str | None,
+        typer.Option(help="For recipes: per-prompt metric. Default: that of their claim, or the first."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare two runs: differences in recipe, code, packages and stage outputs, and in results with paired
@@ -95,15 +96,18 @@ def _recipes(
     home: Path,
     overrides: Sequence[str],
     profile: str | None,
-    metric: str,
+    metric: str | None,
     as_json: bool,
 ) -> None:
     from ratchet.components.recipes.recipe import load
+    from ratchet.flows.compare import metric_of
 
-    for name in names:  # validate all recipes before the first run
-        recipe, _ = load(name, overrides=overrides, profile=profile)
+    # validate all recipes before the first run
+    loaded = {name: load(name, overrides=overrides, profile=profile)[0] for name in names}
+    for name, recipe in loaded.items():
         if recipe.evaluate is None:
             raise RecipeError(f"{name} has no evaluation to compare; add an `evaluate` section")
+    metric = metric_of(loaded, metric)
     quiet_platforms(home)
     from ratchet.flows.compare import compare as run_all
     from ratchet.flows.display import Display, open_console
@@ -123,7 +127,7 @@ def _recipes(
         return print_json(found)
     console.print(
         _table(
-            [metric, "mean", "95 % interval", "by seed"],
+            [found["metric"], "mean", "95 % interval", "by seed"],
             [
                 (
                     name,

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ratchet.components.errors import RecipeError
 from ratchet.flows.commands.options import OUT, Home, Json, print_json
 
 
@@ -21,7 +22,7 @@ def gc(
             help="Keep the N best registered versions of a model, besides promoted ones. Default: all."
         ),
     ] = None,
-    metric: Annotated[str, typer.Option(help="Metric that --best ranks by.")] = "win_rate_vs_sft.mean",
+    metric: Annotated[str | None, typer.Option(help="Metric that --best ranks by.")] = None,
     lower_is_better: Annotated[bool, typer.Option("--lower-is-better")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it, only list.")] = False,
     as_json: Json = False,
@@ -32,7 +33,11 @@ def gc(
     from ratchet.flows.display import open_console, table_of
     from ratchet.tasks.data.retention import Policy, survey, sweep
 
-    policy = Policy(keep_days, keep_last, best, metric, lower_is_better)
+    if best is not None and metric is None:
+        raise RecipeError(
+            "--best needs --metric, the metric that ranks the versions, such as final.reward.instructions"
+        )
+    policy = Policy(keep_days, keep_last, best, metric or "", lower_is_better)
     found = (sweep if yes else survey)(home, policy)
     if as_json:
         return print_json(

@@ -40,7 +40,7 @@ class Policy:
     keep_days: float = 14.0
     keep_last: int = 5
     best: int | None = None
-    metric: str = "win_rate_vs_sft.mean"
+    metric: str = ""
     lower_is_better: bool = False
 
 

@@ -14,9 +14,10 @@ import typer
 from typer.testing import CliRunner
 
 from ratchet.components.errors import ContractError, RecipeError
+from ratchet.components.recipes.recipe import load
 from ratchet.components.recipes.schema import Claim
 from ratchet.flows.cli import app
-from ratchet.flows.compare import compare, verdict
+from ratchet.flows.compare import compare, metric_of, verdict
 from ratchet.tasks.machine import doctor
 from ratchet.tasks.registry import lineage
 from ratchet.tasks.tracking import reproduce
@@ -180,19 +181,30 @@ def test_compare_rejects_invalid_arguments_before_running(
     )
     with pytest.raises(RecipeError, match="reward_model"):
         ratchet("compare", "sft", "reward_model", "--home", str(tmp_path))
-    (tmp_path / "results.json").write_text(
-        json.dumps({"per_prompt": {"win_rate": [1.0, 0.0], "final.gold": [0.5, 0.25]}})
-    )
+    with pytest.raises(RecipeError, match=r"--metric: dpo measures no 'win_rate'"):
+        ratchet("compare", "dpo", "kto", "--metric", "win_rate", "--home", str(tmp_path))
+    (tmp_path / "results.json").write_text(json.dumps({"per_prompt": {"final.gold": [0.5, 0.25]}}))
     pipeline = SimpleNamespace(artifact=lambda _: SimpleNamespace(path=tmp_path))
     monkeypatch.setattr("ratchet.flows.compare.Pipeline", SimpleNamespace(open=lambda *_, **__: pipeline))
     monkeypatch.setattr(
         importlib.import_module("ratchet.flows.post_training"), "post_training", lambda *_, **__: None
     )
-    assert compare(["sft"], seeds=[0], home=tmp_path, metric="final.gold")["arms"]["sft"]["by_seed"] == [
-        0.375
-    ]
+    found = compare(["chat"], seeds=[0], home=tmp_path, metric="final.gold")
+    assert found["arms"]["chat"]["by_seed"] == [0.375]
     with pytest.raises(RecipeError, match=r"--metric: .*'win_rat'.*'win_rate'"):
-        compare(["sft"], seeds=[0], home=tmp_path, metric="win_rat")
+        compare(["chat"], seeds=[0], home=tmp_path, metric="win_rat")
+
+
+@pytest.mark.parametrize(
+    ("recipes", "metric"),
+    [
+        (["instruct", "instruct_dpo"], "final.reward.instructions"),
+        (["chat", "chat_offline"], "win_rate"),
+        (["sentiment_dpo", "sentiment_preferred"], "final.reward.sentiment"),
+    ],
+)
+def test_compare_reads_the_claims_metric_or_the_first(recipes: list[str], metric: str) -> None:
+    assert metric_of({name: load(name)[0] for name in recipes}, None) == metric
 
 
 def test_compare_judges_claims_as_the_claim_checks_do() -> None:

@@ -10,6 +10,7 @@ import pytest
 from ratchet.components.data.groups import read_groups
 from ratchet.components.piece import build
 from ratchet.components.recipes.recipe import load, names
+from ratchet.flows.compare import per_prompt_metrics
 from ratchet.tasks.pipeline import Pipeline
 
 TINY = [name for name in names() if load(name)[0].models["policy"].source.startswith("generate:")]
@@ -58,6 +59,7 @@ def test_a_recipe_runs_as_a_smoke_test(recipe: str, tiny_home: Path) -> None:
     if "evaluate" in pipeline.stages:
         folder = pipeline.artifact("evaluate").path
         results = json.loads((folder / "results.json").read_text())
+        assert set(per_prompt_metrics(pipeline.recipe)) == results["per_prompt"].keys()
         assert results["metrics"] and (folder / "report.html").stat().st_size > 5_000
         models = pipeline.recipe.reward.reward_models if pipeline.recipe.reward else []
         assert list(results["certificates"]) == models and len(
