@@ -42,6 +42,7 @@ SLOTS: dict[str, tuple[str, ...]] = {  # slot of a recipe -> folders of its piec
     "parser": ("parsers",),
     "transform": ("transforms",),
     "measure": ("measures",),
+    "environment": ("environments",),
     "testbed": ("testbeds",),
 }
 NESTED = {"EnvironmentSpec": "environment", "RewardSpec": "annotate"}
@@ -332,8 +333,8 @@ def build(slot: str, spec: Mapping[str, Any], *, reserved: Iterable[str] = ()) -
     return target(**options) if isinstance(target, type) else functools.partial(target, **options)
 
 
-def each(function: Callable[..., float]) -> Callable[..., Any]:
-    """Lift `f(prompt, trajectory, **options) -> float` to a reward over groups.
+def each(function: Callable[..., float | None]) -> Callable[..., Any]:
+    """Lift `f(prompt, trajectory, **options) -> float | None` to a reward over groups.
 
     An exception or a non-finite number is a failed reward (status `failed: ...`), never 0; `None` is a
     skipped one. The column is `reward.<function name>`.

@@ -118,7 +118,7 @@ def check_window(recipe: Recipe, profile: Profile) -> None:
         section = phase.section
         rollout = getattr(section, "rollout", None)
         if rollout is not None and (prompt := prompt_tokens(recipe, section.data)) is not None:
-            answer = rollout.get("max_tokens", 0)
+            answer = rollout.get("max_length", rollout.get("max_tokens", 0))
             if prompt + answer > profile.vllm.max_model_len:
                 raise RecipeError(
                     f"profile {profile.name}: vllm.max_model_len: {profile.vllm.max_model_len} tokens, "

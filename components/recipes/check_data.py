@@ -118,11 +118,12 @@ def check_model(recipe: Recipe, config: Mapping[str, Any], where: str) -> None:
             raise RecipeError(
                 f"{key}: got {count}, but the model has {what} {most} ({where}); expected {most} or fewer"
             )
-    answers = {
-        f"{phase.where}.rollout.max_tokens": (phase.section.data, rollout.get("max_tokens", 0))
-        for phase in sections(recipe)
-        if (rollout := getattr(phase.section, "rollout", None))
-    }
+    answers = {}
+    for phase in sections(recipe):
+        rollout = getattr(phase.section, "rollout", None) or {}
+        for option in ("max_tokens", "max_length"):  # of an answer, and of an episode of several
+            if option in rollout:
+                answers[f"{phase.where}.rollout.{option}"] = (phase.section.data, rollout[option])
     answers |= (
         {"evaluate.max_tokens": (recipe.evaluate.data, recipe.evaluate.max_tokens)} if recipe.evaluate else {}
     )

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from ratchet.components.errors import RecipeError
-from ratchet.components.recipes.plan import Stage, plan
+from ratchet.components.recipes.plan import Stage, plan, starts
 from ratchet.components.recipes.recipe import load
 
 
@@ -121,3 +121,13 @@ def test_mixture_with_an_unknown_model_is_refused() -> None:
         load("nash_md", overrides=["online.rollout.weights={policy: 0.5, refernce: 0.5}"])
     with pytest.raises(RecipeError, match="weights"):
         load("nash_md", overrides=["online.rollout.weights={policy: heavy}"])
+
+
+def test_code_of_an_environment_and_of_its_verifier_is_in_the_key_of_the_stage_that_runs_it() -> None:
+    improve = plan(*load("try_again"))["improve"]
+    reached = starts("improve", improve.options)
+    assert {
+        ("ratchet.components.pieces.environments.retry", "Retry"),
+        ("ratchet.components.pieces.rewards.exact_answer", "exact_answer"),
+    } <= reached
+    assert "reference" in improve.inputs and set(improve.inputs) == {"policy", "reference", "data"}

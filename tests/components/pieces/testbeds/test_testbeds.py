@@ -112,3 +112,14 @@ def test_a_bandit_has_one_best_action_in_each_context(tmp_path: Path) -> None:
     group = Group(Prompt("a", ({"role": "user", "content": row["prompt"]},), meta=row["meta"]), answers)
     assert payoff([group], Context())["reward.payoff"] == [[1.0, 0.0, 0.0]]
     assert build("testbed", {"name": "bandit"}) is not None
+
+
+def test_guess_is_a_hidden_number_with_stubborn_demonstrations(tmp_path: Path) -> None:
+    """As in the docstring: with r = 1/2 the answer is among three attempts in 1 - 2/3 (5/6)^2 of the rows."""
+    found = rows("guess?size=3000&seed=2", tmp_path)
+    tries = [[m["content"] for m in row["completion"] if m["role"] == "assistant"] for row in found]
+    assert {m["content"] for row in found for m in row["completion"] if m["role"] == "user"} == {"No."}
+    assert {len(t) for t in tries} == {3} and {row["answer"] for row in found} == {"1", "2", "3"}
+    for count, expected in ((1, 1 / 3), (3, 1 - 2 / 3 * (5 / 6) ** 2)):
+        hits = [row["answer"] in t[:count] for row, t in zip(found, tries, strict=True)]
+        assert sum(hits) / 3000 == pytest.approx(expected, abs=0.03)
