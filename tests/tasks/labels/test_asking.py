@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,10 +29,10 @@ from ratchet.components.stages.job import Job
 from ratchet.components.storage.store import Workspace
 from ratchet.components.types import Artifact, Context, Group, Prompt, Trajectory
 from ratchet.flows.cli import app
-from ratchet.tasks.labels.asking import Asking
+from ratchet.tasks.labels.asking import Asking, queue_of
 from ratchet.tasks.labels.readers import readers
 from ratchet.tasks.labels.server import make_app, serving
-from ratchet.tasks.labels.simulated import answer
+from ratchet.tasks.labels.simulated import answer, truth
 from ratchet.tasks.pipeline import Pipeline
 
 SIMULATED = {"simulated": [0.1], "verifier": "rewards.length"}
@@ -227,3 +230,42 @@ def test_a_round_with_simulated_annotators_on_the_real_page(fresh_home: Callable
     assert reader.models == ("optimise_1",) and 0 < reader.labels <= len(labels)
     parents = json.loads((asked.path / "manifest.json").read_text())["parents"]
     assert parents == [pipeline.artifact(name).digest for name in ("rollout_1", "model_policy")]
+
+
+@pytest.mark.slow
+def test_people_answer_a_run_that_waits_and_the_page_ends_when_it_goes_on(
+    fresh_home: Callable[[str], Path],
+) -> None:
+    home = fresh_home("home")
+    pipeline = Pipeline.open(
+        "tiny_people", home=home, profile="test",
+        overrides=["online.annotate=[{name: rewards.people, labels: 4}]", "online.rollout.max_tokens=8"],
+    )  # fmt: skip
+    pipeline.begin()
+    for name in list(pipeline.stages)[: list(pipeline.stages).index("ask_1")]:
+        pipeline.make(name)
+    waiting = threading.Thread(target=pipeline.make, args=("ask_1",), daemon=True)
+    waiting.start()
+    folder = queue_of(home, "ask_1", pipeline.stages["ask_1"].key)
+    while not (folder / "items.jsonl").exists():
+        assert waiting.is_alive()
+        time.sleep(0.05)
+    command = [sys.executable, "-m", "ratchet.flows.cli", "label", pipeline.run.name, "--home", str(home)]
+    page = subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True)
+    over = threading.Event()
+    try:
+        assert page.stdout
+        base = next(line.split()[1] for line in page.stdout if line.startswith("page"))
+        rewards = truth(read_groups(pipeline.artifact("rollout_1").path / "groups.parquet"), "rewards.length")
+        args = (base, [Annotator("ann", 0.0)], rewards, over)
+        person = threading.Thread(target=answer, args=args, daemon=True)
+        person.start()
+        waiting.join(60)
+        over.set()
+        assert "went on" in page.stdout.read(), "the page ends by itself"
+        assert page.wait(30) == 0
+    finally:
+        over.set()
+        page.kill()
+        page.wait()
+    assert pipeline.artifact("ask_1").meta["counts"]["labels"] == 4
