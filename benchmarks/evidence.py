@@ -72,14 +72,14 @@ def collect(recipes: list[str], seeds: range, home: Path, overrides: list[str]) 
     kinds: list[str] = []
     for seed in seeds:
         for i, recipe in enumerate(recipes):
-            answers = (
-                Pipeline.open(recipe, home=home, overrides=[*overrides, f"seed={seed}"])
-                .artifact("evaluate")
-                .path
-            )
+            pipeline = Pipeline.open(recipe, home=home, overrides=[*overrides, f"seed={seed}"])
+            answers = pipeline.stages["evaluate"].inputs
             for arm, title in (("base", "base"), ("initial", "SFT"), ("policy", recipe)):
                 if arm == "policy" or i == 0:
-                    rates, found = verified(answers / f"answers_{arm}.parquet")
+                    folder = pipeline.artifact(answers[f"answers_{arm}"]).path
+                    rates, found = verified(
+                        pipeline.artifact(answers[f"answers_{arm}"]).path / "groups.parquet"
+                    )
                     rows.setdefault(title, []).append(rates)
                     if kinds and found != kinds:
                         raise SystemExit(

@@ -32,7 +32,11 @@ def lay_out(pipeline: Pipeline, workspace: Path, parts: Sequence[str] = PARTS) -
                 publish(pipeline.artifact(stage).path / file, folder / "quarantined" / file)
         publish(folder / "quarantined", data / "quarantined")
     if "train" in parts:
-        groups = [name for name, stage in pipeline.stages.items() if stage.kind == "groups"]
+        groups = [
+            name
+            for name, stage in pipeline.stages.items()
+            if stage.kind == "groups" and stage.part == "train"
+        ]
         for name in groups:
             publish(pipeline.artifact(name).path, folder / "rounds" / name)
         if groups:

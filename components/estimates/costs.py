@@ -26,7 +26,7 @@ from ratchet.components.estimates.rates import Rates, adapter_key
 from ratchet.components.estimates.shape import Shape
 from ratchet.components.piece import describe
 from ratchet.components.recipes.check_data import prompt_tokens
-from ratchet.components.recipes.phases import has_three_arms, section_at, sections
+from ratchet.components.recipes.phases import section_at, sections
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.schema import Recipe, Reward
@@ -243,42 +243,39 @@ class _Known:
         cost.sample, cost.models = float(rows * answer), 2
         return cost
 
-    def evaluate(self, stage: Stage) -> Cost:
-        options = stage.options
+    def answers(self, stage: Stage) -> Cost:
+        """Sampling of one arm; with best-of-n decoding, n times as many answers, each scored."""
+        options, rollout, best_of = stage.options, stage.options["rollout"], stage.options.get("best_of")
         held_out = self.split(options["data"], options["prompts"], None)
-        three = has_three_arms(self.recipe)
-        arms = 2 + three
+        answer, each = rollout.get("max_tokens", 128), rollout.get("responses_per_prompt", 1)
+        drawn = each * (best_of["n"] if best_of else 1)
         if held_out.groups is None:
-            return Cost(
-                stage, self.sampled(options["prompts"], options["max_tokens"], 1), score=None, sample=None
-            )
-        rows = held_out.groups * options["responses_per_prompt"]
-        reward_models = len(self.trained)
-        rescored = (
-            rows
-            * (held_out.tokens + options["max_tokens"])
-            * (reward_models * self.depth + self.passes(options["metrics"]))
-        )
-        human = min(options["perplexity_rows"], held_out.groups) * (held_out.tokens + options["max_tokens"])
-        memory = dict(
-            self.sampled(
-                held_out.groups, options["max_tokens"], options["responses_per_prompt"], held_out.tokens
-            )
-        )
-        if three:
-            memory["SFT policy"] = float(inference_bytes(self.profile) * self.shape.parameters)
-        if reward_models:
-            memory["reward models"] = float(
-                inference_bytes(self.profile) * self.reward_shape.parameters * reward_models
-            )
+            return Cost(stage, self.sampled(options["prompts"], answer, drawn), score=None, sample=None)
+        text = held_out.tokens + answer
+        chosen = held_out.groups * drawn * text * self.passes(best_of["annotate"]) if best_of else 0.0
         return Cost(
             stage,
-            memory,
-            disk=arms * rows * (held_out.tokens + options["max_tokens"]) * SAVED,
-            score=arms * (held_out.groups * held_out.tokens + rescored + human),
-            sample=float(arms * rows * options["max_tokens"]),
-            models=arms,
+            self.sampled(held_out.groups, answer, drawn, held_out.tokens),
+            disk=held_out.groups * each * text * SAVED,
+            score=held_out.groups * held_out.tokens + chosen,
+            sample=float(held_out.groups * drawn * answer),
+            models=1,
         )
+
+    def evaluate(self, stage: Stage) -> Cost:
+        """Scoring of every arm's answers by reward models and metrics, and of human replies by every arm."""
+        options, memory = stage.options, self.scored(len(self.trained))
+        score = 0.0
+        for arm in options["arms"].values():
+            held_out = self.split(arm["data"], options["prompts"], None)
+            if held_out.groups is None:
+                return Cost(stage, memory, score=None)
+            answer = arm["rollout"].get("max_tokens", 128)
+            rows = held_out.groups * arm["rollout"].get("responses_per_prompt", 1)
+            reads = len(self.trained) * self.depth + self.passes(options["metrics"])
+            human = min(options["perplexity_rows"], held_out.groups)
+            score += (rows * reads + human) * (held_out.tokens + answer)
+        return Cost(stage, memory, score=score, models=len(options["arms"]))
 
     # --- shared helpers
     # ---------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ before the run.
 from __future__ import annotations
 
 from ratchet.components.piece import describe
-from ratchet.components.recipes.phases import has_three_arms, initial_phase
+from ratchet.components.recipes.arms import arms, contrasts, final_arm, key_of, label_of
 from ratchet.components.recipes.reward_models import scoring_models
 from ratchet.components.recipes.schema import Recipe
 
@@ -28,42 +28,40 @@ OF_ANSWERS = (
 
 def measured(recipe: Recipe) -> dict[str, bool]:
     """Name of each metric that `components/stages/evaluate.py` will write -> whether it has an interval."""
-    if recipe.evaluate is None:
+    section = recipe.evaluate
+    if section is None:
         return {}
-    gold, fluent = recipe.evaluate.gold, bool(recipe.evaluate.perplexity_rows)
-    three, changes = has_three_arms(recipe), initial_phase(recipe) is not None
-    models = scoring_models(recipe)
-    rewards = {
-        column
-        for spec in recipe.evaluate.metrics
-        for column in describe("annotate", spec["name"]).named("writes", spec)
-        if column.startswith("reward.") and not column.endswith(".status")
-    } | {f"reward.{model}" for model in models}
+    gold, fluent, encodes = section.gold, bool(section.perplexity_rows), "encoder" in recipe.models
     scores = {
         **({"gold": "win_rate"} if gold else {}),
-        **{name: f"win_rate_{name.removeprefix('reward.')}" for name in sorted(rewards)},
+        **{name: f"win_rate_{name.removeprefix('reward.')}" for name in sorted(_rewards(recipe))},
     }
-    measures = [spec["name"] for spec in recipe.evaluate.measures]
-    found = dict.fromkeys((f"final.{name}" for name in (*OF_ANSWERS, *scores, *measures)), False)
-    found |= {"final.embedding_spread": False} if "encoder" in recipe.models else {}
-    found |= {"final.perplexity": False} if fluent else {}
-    others = ("base", "sft") if three or (changes and recipe.evaluate.best_of) else ("base",)
-    found |= dict.fromkeys(
-        (f"{name}_vs_{other}" for other in others if measures for name in (*measures, "distinct_2_ratio")),
-        True,
-    )
-    for other in others:
-        found |= dict.fromkeys(
-            (
-                f"{name}_vs_{other}"
-                for score, wins in scores.items()
-                for name in (wins, f"{wins}_lc", f"{score}_gain")
-            ),
-            True,
-        )
-    if three:
+    measures = [label_of(spec) for spec in section.measures]
+    single = [*OF_ANSWERS, *scores, *measures]
+    single += [*(["embedding_spread"] if encodes else []), *(["perplexity"] if fluent else [])]
+    planned = arms(recipe)
+    final = final_arm(planned)
+    pairs = contrasts({name: arm.data for name, arm in planned.items()})
+    prefixes = ("final", *(planned if section.arms is not None else ()))
+    found = {f"{prefix}.{name}": False for prefix in prefixes for name in single}
+    for other in [key_of(name) for others in pairs.values() for name in others]:
+        against = [*measures, *(["distinct_2_ratio"] if measures else [])]
+        against += [name for score, wins in scores.items() for name in (wins, f"{wins}_lc", f"{score}_gain")]
+        found |= {f"{name}_vs_{other}": True for name in against}
+    if "initial" in pairs[final]:
         found |= {"kl_to_sft": False, "distinct_2_ratio": False, "length_ratio": False}
-        found |= {"embedding_spread_ratio": False} if "encoder" in recipe.models else {}
+        found |= {"embedding_spread_ratio": False} if encodes else {}
         found |= {"perplexity_ratio": True} if fluent else {}
-        found |= {"proxy_over_gold": True} if gold and models else {}
+        found |= {"proxy_over_gold": True} if gold and scoring_models(recipe) else {}
     return found
+
+
+def _rewards(recipe: Recipe) -> set[str]:
+    """Reward columns of the metrics and of the reward models that score."""
+    specs = recipe.evaluate.metrics if recipe.evaluate else ()
+    return {
+        column
+        for spec in specs
+        for column in describe("annotate", spec["name"]).named("writes", spec)
+        if column.startswith("reward.") and not column.endswith(".status")
+    } | {f"reward.{model}" for model in scoring_models(recipe)}

@@ -12,6 +12,8 @@ it they are a plain list.
     slices            name of a tag → its value → title → interval with `n`, of the rate of the measure
     proxy_gold        [{round, proxy, gold, gold_low, gold_high}]: the reward model's mean score and the true
                       rate
+    contrasts         [{arm, against, key}] by title, if the recipe names its arms: the comparisons, whose
+                      metrics end in `_vs_<key>`; without it final against SFT and base
     quality           metric → title → interval; `quality_vs_base` metric → interval of final − base
     certificates      name → certificate of each reward model, which may have `by_kind` (kind → interval of
                       accuracy) and `best_of_n` (n → interval of the true rate, `rises` the interval of its
@@ -32,7 +34,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +125,8 @@ def write_report(out: Path, results: Mapping[str, Any]) -> Path:
         slices={name: _slices(rows) for name, rows in (results.get("slices") or {}).items()},
         measure_name=measure_name(results),
         transcripts=prepared(results.get("transcripts") or []),
-        wins=win_rates(results.get("metrics") or {}),
+        wins=win_rates(results.get("metrics") or {}, results.get("contrasts")),
+        quality_against=quality_against(results),
         configuration=configuration
         if isinstance(configuration, str | None)
         else json.dumps(configuration, indent=1, default=str),
@@ -136,7 +139,7 @@ def write_report(out: Path, results: Mapping[str, Any]) -> Path:
 def draw(results: Mapping[str, Any], folder: Path) -> dict[str, Path]:
     """Draw every figure for which `results` has data: name → file."""
     made: dict[str, Path] = {}
-    if wins := win_rates(results.get("metrics") or {}):
+    if wins := win_rates(results.get("metrics") or {}, results.get("contrasts")):
         made["win_rates"] = plots.win_rates(wins, folder / "win_rates.png")
     if results.get("rounds"):
         made["rounds"] = plots.rounds(results["rounds"], folder / "rounds.png")
@@ -193,8 +196,11 @@ def gains(results: Mapping[str, Any]) -> str:
     either.
     """
     metrics, measure = results.get("metrics") or {}, results.get("measure")
-    found = []
-    for against, opponent in (("sft", "the SFT policy"), ("base", "the base model")):
+    found: dict[str, list[str]] = {}
+    policy, own = "the final policy", results.get("contrasts")
+    compared = [("sft", policy, "the SFT policy"), ("base", policy, "the base model")]
+    compared = [(one["key"], one["arm"], one["against"]) for one in own] if own else compared
+    for against, arm, opponent in compared:
         name = f"{measure}_gain_vs_{against}"
         if f"{name}.mean" in metrics:
             row = {end: metrics[f"{name}.{end}"] for end in ("mean", "low", "high")}
@@ -205,13 +211,13 @@ def gains(results: Mapping[str, Any]) -> str:
                 if row["high"] < 0
                 else "not distinguishable from"
             )
-            found.append(f"{sure} {opponent} ({points(row)})")
+            found.setdefault(arm, []).append(f"{sure} {opponent} ({points(row)})")
     if not found:
         return ""
     over = next(
         (
             f", {metrics[key]} prompts"
-            for key in (f"{measure}_gain_vs_sft.n", f"{measure}_gain_vs_base.n")
+            for key in (f"{measure}_gain_vs_{against}.n" for against, _, _ in compared)
             if key in metrics
         ),
         "",
@@ -220,8 +226,10 @@ def gains(results: Mapping[str, Any]) -> str:
         f"{title} {arm[measure]:.1%}" for title, arm in (results.get("arms") or {}).items() if measure in arm
     ]
     return (
-        f"By {measure_name(results)} the final policy is {' and '.join(found)}: differences with 95% "
-        f"intervals{over}" + (f". Rates: {', '.join(rates)}" if rates else "")
+        f"By {measure_name(results)} "
+        + "; ".join(f"{arm} is {' and '.join(texts)}" for arm, texts in found.items())
+        + f": differences with 95% intervals{over}"
+        + (f". Rates: {', '.join(rates)}" if rates else "")
     )
 
 
@@ -249,9 +257,20 @@ def _cost(metrics: Mapping[str, Any]) -> str:
     return text
 
 
-def win_rates(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def quality_against(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Heading → differences of the quality measures: final − base, or every contrast of a recipe with arms of
+    its own.
+    """
+    own = results.get("contrasts") or [{"arm": "final", "against": "base", "key": "base"}]
+    found = {f"{one['arm']} − {one['against']}": results.get(f"quality_vs_{one['key']}") for one in own}
+    return {heading: rows for heading, rows in found.items() if rows}
+
+
+def win_rates(
+    metrics: Mapping[str, Any], contrasts: Sequence[Mapping[str, str]] | None = None
+) -> dict[str, dict[str, float]]:
     """Display name → interval of every `win_rate*` in flat metrics: against SFT first, gold measure first."""
-    found = []
+    found, arms = [], {one["key"]: (one["arm"], one["against"]) for one in contrasts or ()}
     for name in sorted(
         key.removesuffix(".mean") for key in metrics if key.startswith("win_rate") and key.endswith(".mean")
     ):
@@ -259,8 +278,8 @@ def win_rates(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         controlled = scorer.endswith("_lc")
         scorer = scorer.removesuffix("_lc").strip("_").replace("_", " ")
         scorer = scorer or "gold measure"
-        opponent = {"sft": "SFT"}.get(against, against)
-        title = f"final vs {opponent}, {scorer}" + (", equal length" if controlled else "")
+        arm, opponent = arms.get(against, ("final", {"sft": "SFT"}.get(against, against)))
+        title = f"{arm} vs {opponent}, {scorer}" + (", equal length" if controlled else "")
         found.append(
             (
                 (against != "sft", scorer != "gold measure", controlled),

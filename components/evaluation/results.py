@@ -5,6 +5,7 @@ evaluation.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ratchet.components.evaluation.bootstrap import Interval, difference, mean_interval
@@ -19,45 +20,89 @@ from ratchet.components.evaluation.quality import (
     tag,
 )
 from ratchet.components.evaluation.win_rate import compare
+from ratchet.components.recipes.arms import contrasts, final_arm, key_of, title_of
 from ratchet.components.types import Group
 
 Ragged = list[list[float]]
-TITLES = {"base": "base", "initial": "SFT", "policy": "final"}
-KEYS = {"base": "base", "initial": "sft"}
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The answers of every arm, and their numbers. `splits`: arm -> split of its prompts; `numbers`: arm ->
+    name -> value; `scores`, `measured`: arm -> name -> one number per prompt and answer; `own`: whether the
+    recipe names its arms.
+    """
+
+    splits: Mapping[str, str]
+    answers: Mapping[str, Sequence[Group]]
+    numbers: Mapping[str, dict[str, float]]
+    scores: Mapping[str, Mapping[str, Ragged]]
+    measured: Mapping[str, Mapping[str, Ragged]]
+    own: bool = False
+
+    @property
+    def final(self) -> str:
+        """The arm that the results are about."""
+        return final_arm(self.splits)
+
+    @property
+    def contrasts(self) -> dict[str, list[str]]:
+        """Arm that is compared -> others with the same prompts."""
+        return contrasts(self.splits)
+
+    @property
+    def beside(self) -> list[str]:
+        """Arms with the prompts of the final one."""
+        return [arm for arm, split in self.splits.items() if split == self.splits[self.final]]
+
+    def add_means(self) -> None:
+        """Add the mean of every score and measure to the numbers."""
+        for arm, numbers in self.numbers.items():
+            numbers |= {name: average(row) for name, row in self.by_prompt(arm).items()}
+
+    def by_prompt(self, arm: str) -> dict[str, list[float]]:
+        """Score or measure -> its mean over the answers to each prompt."""
+        found = {**self.scores[arm], **self.measured[arm]}
+        return {name: [average(row) for row in rows] for name, rows in found.items()}
+
+    def per_prompt(self) -> dict[str, list[float]]:
+        """Scores and measures by prompt: `final.NAME`, and `ARM.NAME` if the recipe names its arms."""
+        arms = {"final": self.final, **({arm: arm for arm in self.splits} if self.own else {})}
+        return {
+            f"{prefix}.{name}": row
+            for prefix, arm in arms.items()
+            for name, row in self.by_prompt(arm).items()
+        }
 
 
 def describe_quality(
-    results: dict[str, Any],
-    answers: Mapping[str, list[Group]],
-    scores: Mapping[str, Mapping[str, Ragged]],
-    measured: Mapping[str, Mapping[str, Ragged]],
-    opponents: Sequence[str],
-    by: Sequence[str],
-    reward_models: Sequence[str],
+    results: dict[str, Any], scored: Scored, by: Sequence[str], reward_models: Sequence[str]
 ) -> None:
     """Add quality measures by arm and against other arms, diversity, and the headline metric by prompt
     tag.
     """
-    metrics = results["metrics"]
+    metrics, scores = results["metrics"], scored.scores
     results["measure"] = next(
         (
             name
-            for name in scores["policy"]
+            for name in scores[scored.final]
             if name != "gold" and name.removeprefix("reward.") not in reward_models
         ),
         None,
     )
     results["quality"] = {
-        name: {TITLES[arm]: row for arm, row in arms.items()} for name, arms in quality(measured).items()
+        name: {title_of(arm): row for arm, row in arms.items()}
+        for name, arms in quality(scored.measured).items()
     }
-    for other in opponents:
-        found = quality_against(measured, "policy", other)
-        if measured["policy"]:
-            found["distinct_2_ratio"] = diversity_against(answers, "policy", other)
-        metrics |= flattened({f"{name}_vs_{KEYS[other]}": row for name, row in found.items()})
-        results[f"quality_vs_{KEYS[other]}"] = found
+    for arm, others in scored.contrasts.items():
+        for other in others:
+            found = quality_against(scored.measured, arm, other)
+            if scored.measured[arm]:
+                found["distinct_2_ratio"] = diversity_against(scored.answers, arm, other)
+            metrics |= flattened({f"{name}_vs_{key_of(other)}": row for name, row in found.items()})
+            results[f"quality_vs_{key_of(other)}"] = found
     if results["measure"]:
-        rates = {TITLES[arm]: rows[results["measure"]] for arm, rows in scores.items()}
+        rates = {title_of(arm): rows[results["measure"]] for arm, rows in scores.items()}
         if {value for rows in rates.values() for row in rows for value in row} <= {0.0, 1.0}:
             results["measure_name"] = "verified " + results["measure"].removeprefix("reward.").replace(
                 "_", " "
@@ -65,7 +110,8 @@ def describe_quality(
         results["rates"] = {
             title: mean_interval([average(row) for row in rows]) for title, rows in rates.items()
         }
-        results["slices"] = slices(answers["policy"], rates, by)
+        paired = {title: rates[title] for title in map(title_of, scored.beside)}
+        results["slices"] = slices(scored.answers[scored.final], paired, by)
         results["proxy_gold"] = proxy_gold(results["rounds"], reward_models)
 
 
@@ -93,26 +139,22 @@ def proxy_gold(rounds: Sequence[Mapping[str, float]], reward_models: Sequence[st
 
 
 def contrast(
-    results: dict[str, Any],
-    answers: Mapping[str, list[Group]],
-    scores: Mapping[str, dict[str, Ragged]],
-    against: str,
-    reward_models: Sequence[str],
+    results: dict[str, Any], scored: Scored, arm: str, against: str, reward_models: Sequence[str]
 ) -> None:
-    """Compare the final arm with another: win rates with paired intervals, raw and length-controlled, for
-    every score.
+    """Compare an arm with another: win rates with paired intervals, raw and length-controlled, for every
+    score.
     """
-    key = KEYS[against]
+    key = key_of(against)
     lengths = {
-        arm: [[float(sum(t.mask)) for t in g.trajectories] for g in answers[arm]]
-        for arm in ("policy", against)
+        name: [[float(sum(t.mask)) for t in g.trajectories] for g in scored.answers[name]]
+        for name in (arm, against)
     }
-    for score, mine in scores["policy"].items():
-        theirs = scores[against][score]
+    for score, mine in scored.scores[arm].items():
+        theirs = scored.scores[against][score]
         name = "win_rate" if score == "gold" else f"win_rate_{score.removeprefix('reward.')}"
-        found = compare(mine, theirs, lengths["policy"], lengths[against])
+        found = compare(mine, theirs, lengths[arm], lengths[against])
         gains = [average(a) - average(b) for a, b in zip(mine, theirs, strict=True)]
-        suffix = "" if key == "sft" else "_base"
+        suffix = "" if key == "sft" else f"_{key}"
         results["per_prompt"] |= {f"{name}{suffix}": list(found["wins"]), f"{score}_gain{suffix}": gains}
         measured = {
             f"{name}_vs_{key}": found["raw"],
@@ -149,48 +191,36 @@ def kl_to(reference: Any, groups: Sequence[Group]) -> float:
     )
 
 
-def summarise(
-    results: dict[str, Any],
-    answers: Mapping[str, list[Group]],
-    numbers: Mapping[str, dict[str, float]],
-    opponents: Sequence[str],
-) -> None:
-    """Add ratios to the initial policy, which gates read: diversity at equal text length, answer length,
-    embedding spread.
+def summarise(results: dict[str, Any], scored: Scored) -> None:
+    """Add the numbers of the final arm (of every arm, if the recipe names them), and ratios to the initial
+    policy, which gates read: diversity at equal text length, answer length, embedding spread.
     """
-    metrics = results["metrics"]
-    for name, value in numbers["policy"].items():
-        metrics[f"final.{name}"] = value
-    if "initial" in opponents:
+    metrics, numbers, final = results["metrics"], scored.numbers, scored.final
+    for prefix, arm in {"final": final, **({a: a for a in numbers} if scored.own else {})}.items():
+        metrics |= {f"{prefix}.{name}": value for name, value in numbers[arm].items()}
+    if "initial" in scored.contrasts[final]:
         mine, theirs = (
-            [t.text for g in answers[arm] for t in g.trajectories] for arm in ("policy", "initial")
+            [t.text for g in scored.answers[arm] for t in g.trajectories] for arm in (final, "initial")
         )
         metrics["distinct_2_ratio"] = distinct_n_ratio(mine, theirs, 2)
         for name in ("length", "embedding_spread"):
             if name in numbers["initial"] and numbers["initial"][name]:
-                metrics[f"{name}_ratio"] = numbers["policy"][name] / numbers["initial"][name]
+                metrics[f"{name}_ratio"] = numbers[final][name] / numbers["initial"][name]
 
 
-def transcripts(
-    answers: Mapping[str, list[Group]],
-    scores: Mapping[str, dict[str, Ragged]],
-    arms: Sequence[str],
-    count: int,
-    by: Sequence[str],
-    measure: str | None,
-) -> list[dict[str, Any]]:
-    """The first prompts with the first answer of every arm; for a 0/1 measure, also whether each was
-    correct.
+def transcripts(scored: Scored, count: int, by: Sequence[str], measure: str | None) -> list[dict[str, Any]]:
+    """The first prompts with the first answer of every arm that has them; for a 0/1 measure, also whether
+    each was correct.
     """
-    shown = []
-    for i, group in enumerate(answers["policy"][:count]):
-        right = {TITLES[a]: scores[a][measure][i][0] for a in arms} if measure else {}
+    shown, arms, scores = [], {arm: title_of(arm) for arm in scored.beside}, scored.scores
+    for i, group in enumerate(scored.answers[scored.final][:count]):
+        right = {title: scores[a][measure][i][0] for a, title in arms.items()} if measure else {}
         shown.append(
             {
                 "prompt": [dict(m) for m in group.prompt.messages],
                 "human": group.prompt.answer,
-                "answers": {TITLES[a]: answers[a][i].trajectories[0].text for a in arms},
-                "gold": {TITLES[a]: scores[a]["gold"][i][0] for a in arms if "gold" in scores[a]},
+                "answers": {title: scored.answers[a][i].trajectories[0].text for a, title in arms.items()},
+                "gold": {t: scores[a]["gold"][i][0] for a, t in arms.items() if "gold" in scores[a]},
                 **(
                     {"verified": {title: value == 1 for title, value in right.items()}}
                     if right and {*right.values()} <= {0, 1}
@@ -213,14 +243,15 @@ def headline(results: Mapping[str, Any]) -> str:
             f"wins {metrics['win_rate_vs_sft.mean']:.1%} against SFT by the gold measure "
             f"[{metrics['win_rate_vs_sft.low']:.1%}, {metrics['win_rate_vs_sft.high']:.1%}]"
         )
-    measure = results["measure"]
-    if measure and f"{measure}_gain_vs_base.mean" in metrics:
+    measure, own = results["measure"], results.get("contrasts")
+    against = [(one["key"], one["against"]) for one in own] if own else [("base", "base"), ("sft", "SFT")]
+    if measure and any(f"{measure}_gain_vs_{key}.mean" in metrics for key, _ in against):
         parts = [f"{measure.removeprefix('reward.')} {metrics[f'final.{measure}']:.1%}"]
         parts += [
             f"{100 * metrics[f'{measure}_gain_vs_{key}.mean']:+.1f} points over {name} "
             f"[{100 * metrics[f'{measure}_gain_vs_{key}.low']:.1f}, "
             f"{100 * metrics[f'{measure}_gain_vs_{key}.high']:.1f}]"
-            for key, name in (("base", "base"), ("sft", "SFT"))
+            for key, name in against
             if f"{measure}_gain_vs_{key}.mean" in metrics
         ]
         return ", ".join(parts)

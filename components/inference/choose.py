@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ratchet.components.inference.vllm import Backend, VllmEngine
 
 Kind = Literal["policy", "policy_with_value", "reward"]
-SAMPLE = ("demonstrate", "rollout", "improve", "evaluate")
+SAMPLE = ("demonstrate", "rollout", "improve", "answers")
 """Kinds of stages that generate. The others run without vLLM."""
 
 

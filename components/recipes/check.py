@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.evaluation.measured import ENDS, measured
 from ratchet.components.piece import describe
+from ratchet.components.recipes.check_arms import check_evaluation, check_gates
 from ratchet.components.recipes.check_data import check_kinds, check_model, check_splits, prompt_tokens
 from ratchet.components.recipes.check_phases import check_phase_names, check_phases
-from ratchet.components.recipes.check_sections import check_piece
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.reward_models import certified, optimised_models, trained_reward_models
@@ -48,29 +48,12 @@ def check(recipe: Recipe, rounds: Mapping[str, Mapping[str, Online]]) -> None:
     check_model(recipe, recipe.models["policy"].shape or {}, "models.policy.shape")
     _check_reward_models(recipe)
     known = check_phases(recipe, rounds)
-    if recipe.evaluate:
-        have, arms = set[str](), {"base", "initial", "policy"}
-        for spec in recipe.evaluate.metrics:
-            have = check_piece(
-                "annotate", spec, have, (known | arms) - {"reference", "encoder"}, "evaluate.metrics"
-            )
-        for spec in recipe.evaluate.measures:
-            check_piece("measure", spec, set(), (known | arms) - {"reference"}, "evaluate.measures")
-        if recipe.evaluate.best_of:
-            best: set[str] = set()
-            for spec in recipe.evaluate.best_of.annotate:
-                best = check_piece(
-                    "annotate",
-                    spec,
-                    best,
-                    (known | arms) - {"reference", "encoder"},
-                    "evaluate.best_of.annotate",
-                )
+    check_evaluation(recipe, known)
     for phase in sections(recipe):
         watches = isinstance(phase.section, Online) and phase.section.watch.gold is True
         if watches and not (recipe.evaluate and recipe.evaluate.gold):
             raise RecipeError(f"{phase.where}.watch.gold: needs a gold measure; set `evaluate.gold: true`")
-    _check_gates(recipe)
+    check_gates(recipe)
     _check_independent(recipe)
     _check_claim(recipe)
     if recipe.register and (score := recipe.register.champion.score):
@@ -138,26 +121,6 @@ def _check_names(names: Mapping[str, str]) -> None:
             )
 
 
-def _check_gates(recipe: Recipe) -> None:
-    """Every gate sets a bound on a metric of this recipe's evaluation."""
-    gates = recipe.register.gates if recipe.register else {}
-    if gates and recipe.evaluate is None:
-        raise RecipeError("register.gates: gates need an `evaluate` section; add one, or remove the gates")
-    metrics = measured(recipe)
-    for name, gate in gates.items():
-        at = f"register.gates.{name}"
-        if gate.over is None and gate.below is None:
-            raise RecipeError(f"{at}: sets no bound; write `over: <number>` or `below: <number>`")
-        base, _, end = name.rpartition(".")
-        if name not in metrics and not (end in ENDS and metrics.get(base)):
-            raise RecipeError(
-                f"{at}: the evaluation of this recipe has no such metric (null removes the "
-                f"gate){nearest(name, metrics)}"
-            )
-        if gate.interval and not metrics.get(name):
-            raise RecipeError(f"{at}: this metric has no interval; remove `interval`")
-
-
 def _check_reward_models(recipe: Recipe) -> None:
     """Reward models in `models` that training optimises are declared as such, and there are pairs to certify
     them on.
@@ -223,7 +186,7 @@ def _check_independent(recipe: Recipe) -> None:
     for column, model in learned.items():
         wins = f"win_rate_{column.removeprefix('reward.')}"
         names = re.compile(
-            rf"(final\.{re.escape(column)}|{re.escape(column)}_gain_vs_\w+|{re.escape(wins)}(_lc)?_vs_\w+)(\.\w+)?"
+            rf"([a-z]\w*\.{re.escape(column)}|{re.escape(column)}_gain_vs_\w+|{re.escape(wins)}(_lc)?_vs_\w+)(\.\w+)?"
         )
         wrong = [
             f"gates.{name}"

@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl
 
 from ratchet.components.errors import DataError, RecipeError, SourceError, nearest
 from ratchet.components.piece import describe
+from ratchet.components.recipes.arms import arms
 from ratchet.components.recipes.check_models import check_folder
 from ratchet.components.recipes.check_records import Checked, check_records, unread
 from ratchet.components.recipes.phases import sections
@@ -124,9 +125,10 @@ def check_model(recipe: Recipe, config: Mapping[str, Any], where: str) -> None:
         for option in ("max_tokens", "max_length"):  # of an answer, and of an episode of several
             if option in rollout:
                 answers[f"{phase.where}.rollout.{option}"] = (phase.section.data, rollout[option])
-    answers |= (
-        {"evaluate.max_tokens": (recipe.evaluate.data, recipe.evaluate.max_tokens)} if recipe.evaluate else {}
-    )
+    for name, arm in arms(recipe).items():
+        at = f"evaluate.arms.{name}.rollout" if recipe.evaluate and recipe.evaluate.arms else "evaluate"
+        for option in {"max_tokens", "max_length"} & set(arm.rollout):
+            answers[f"{at}.{option}"] = (arm.data, arm.rollout[option])
     for key, (data, answer) in answers.items():
         prompt = prompt_tokens(recipe, data)
         if window is not None and prompt is not None and prompt + answer > window:
@@ -177,7 +179,10 @@ def splits_read(recipe: Recipe) -> dict[str, str]:
                 read[f"{phase.where}.{key}"] = name
         made |= set(phase.makes)
     if recipe.evaluate:
-        read["evaluate.data"] = recipe.evaluate.data
+        own = recipe.evaluate.arms or {}
+        for name, arm in arms(recipe).items():
+            at = f"evaluate.arms.{name}.data" if name in own and own[name].data else "evaluate.data"
+            read[at] = arm.data
         if recipe.evaluate.gold:
             read |= {"evaluate.gold": "gold", "evaluate.gold (its certificate)": "gold_validation"}
     return {where: name for where, name in read.items() if name}

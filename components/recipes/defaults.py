@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ratchet.components.piece import describe, resolve
+from ratchet.components.recipes.arms import rollout_of
 from ratchet.components.recipes.conform import conform
 from ratchet.components.recipes.phases import with_sections
 from ratchet.components.recipes.ranges import Finite
-from ratchet.components.recipes.schema import Online, Recipe, Spec
+from ratchet.components.recipes.schema import Arm, BestOf, Evaluate, Online, Recipe, Spec
 from ratchet.components.recipes.sections import PROMPT_SECTIONS
 
+MEASURE_KEYS = ("label",)
 OBJECTIVE_KEYS = ("weight", "reduce", "label", "weight_column", "where")
 
 
@@ -40,18 +42,41 @@ def with_defaults(recipe: Recipe) -> Recipe:
     }
     if recipe.evaluate:
         metrics = _each("annotate", recipe.evaluate.metrics, "evaluate.metrics")
-        measures = _each("measure", recipe.evaluate.measures, "evaluate.measures")
-        best_of = recipe.evaluate.best_of
-        if best_of:
-            best_of = dataclasses.replace(
-                best_of, annotate=_each("annotate", best_of.annotate, "evaluate.best_of.annotate")
-            )
+        measures = [
+            resolve("measure", spec, where=f"evaluate.measures[{i}]", reserved=MEASURE_KEYS)
+            for i, spec in enumerate(recipe.evaluate.measures)
+        ]
         changes["evaluate"] = dataclasses.replace(
-            recipe.evaluate, metrics=metrics, measures=measures, best_of=best_of
+            recipe.evaluate,
+            metrics=metrics,
+            measures=measures,
+            best_of=_best_of(recipe.evaluate.best_of, "evaluate"),
+            arms=_arms(recipe.evaluate),
         )
     if recipe.register and not recipe.register.model:
         changes["register"] = dataclasses.replace(recipe.register, model=recipe.name)
     return with_sections(dataclasses.replace(recipe, **changes), section_with_defaults)
+
+
+def _best_of(best_of: BestOf | None, where: str) -> BestOf | None:
+    if best_of is None:
+        return None
+    return dataclasses.replace(
+        best_of, annotate=_each("annotate", best_of.annotate, f"{where}.best_of.annotate")
+    )
+
+
+def _arms(section: Evaluate) -> dict[str, Arm] | None:
+    if section.arms is None:
+        return None
+    return {
+        name: dataclasses.replace(
+            arm,
+            rollout=rollout_of(section, arm, f"evaluate.arms.{name}.rollout"),
+            best_of=_best_of(arm.best_of, f"evaluate.arms.{name}"),
+        )
+        for name, arm in section.arms.items()
+    }
 
 
 def _each(slot: str, specs: Sequence[Spec], where: str) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from ratchet.components.piece import Description, catalogue
-from ratchet.components.recipes.defaults import OBJECTIVE_KEYS
+from ratchet.components.recipes.defaults import MEASURE_KEYS, OBJECTIVE_KEYS
 from ratchet.components.recipes.schema import Recipe
 
 SLOTS = {
@@ -101,7 +101,7 @@ def _piece(slot: str) -> dict[str, Any]:
 
 
 def _options(name: str, piece: Description) -> dict[str, Any]:
-    reserved = OBJECTIVE_KEYS if piece.slot == "objective" else ()
+    reserved = {"objective": OBJECTIVE_KEYS, "measure": MEASURE_KEYS}.get(piece.slot, ())
     found: dict[str, Any] = {
         "name": {"const": name, "description": piece.doc.partition("\n\n")[0]},
         **{one: {} for one in reserved},
@@ -110,7 +110,7 @@ def _options(name: str, piece: Description) -> dict[str, Any]:
         kinds = [
             TypeAdapter(option.kind).json_schema(),
             NULL,
-            *([{"type": "object"}] if reserved else []),
+            *([{"type": "object"}] if piece.slot == "objective" else []),
         ]  # a number's schedule
         found[key] = {"anyOf": kinds, **({} if option.required else {"default": option.default})}
     return found

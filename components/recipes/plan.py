@@ -4,14 +4,17 @@ loading models.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ratchet.components.data.verifiers import verifiers
+from ratchet.components.recipes.arms import PlannedArm, arms
 from ratchet.components.recipes.check_data import read_splits
 from ratchet.components.recipes.phases import phases
 from ratchet.components.recipes.plan_phases import plan_phase
 from ratchet.components.recipes.planner import Planner, Stage
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.recipe import plain
-from ratchet.components.recipes.reward_models import certified, scoring_models
+from ratchet.components.recipes.reward_models import certified, reward_models, scoring_models
 from ratchet.components.recipes.schema import Recipe
 from ratchet.components.recipes.source_keys import our_sources, source_digest, starts
 
@@ -102,17 +105,28 @@ def _certificates(planner: Planner) -> None:
 
 
 def _evaluation(planner: Planner) -> None:
+    """The answers of each arm, then their evaluation."""
     recipe = planner.recipe
     assert recipe.evaluate is not None
-    best_of = recipe.evaluate.best_of
-    models = {name: stage for name, stage in planner.models.items() if name not in ("policy", "encoder")}
-    inputs = {
+    standard = {
         "base": planner.models["policy"],
         "initial": planner.initial,
         "policy": planner.policy,
+    }
+    planned = arms(recipe)
+    answers: dict[str, str] = {}
+    for name, arm in planned.items():
+        model = standard.get(arm.model) or planner.models[arm.model]
+        same = next((answers[other] for other, one in planned.items() if other in answers and one == arm), "")
+        answers[name] = same or _answers(planner, name, arm, model, standard)
+    models = {name: stage for name, stage in planner.models.items() if name not in ("policy", "encoder")}
+    inputs = {
+        **standard,
         "data": planner.curated,
         **{name: stage for name, stage in models.items() if name not in planner.policies},
-        **planner.named(recipe.evaluate.metrics, best_of.annotate if best_of else ()),
+        **{arm.model: planner.models[arm.model] for arm in planned.values() if arm.model not in standard},
+        **{f"answers_{name}": stage for name, stage in answers.items()},
+        **planner.named(recipe.evaluate.metrics),
         **planner.named(recipe.evaluate.measures, slot="measure"),
         **{f"{name}_certificate": stage for name, stage in planner.certificates.items()},
         **planner.gold,
@@ -122,6 +136,8 @@ def _evaluation(planner: Planner) -> None:
     }
     options = {
         **plain(recipe.evaluate),
+        "arms": plain(planned),
+        "named": recipe.evaluate.arms is not None,
         "reward_models": scoring_models(recipe),
         "gates": plain(recipe.register.gates) if recipe.register else {},
         "recipe": recipe.name,
@@ -129,3 +145,25 @@ def _evaluation(planner: Planner) -> None:
         "resolved": plain(recipe),
     }
     planner.add("evaluate", "evaluate", "report", options, inputs, part="evaluate")
+
+
+def _answers(planner: Planner, name: str, arm: PlannedArm, model: str, standard: Mapping[str, str]) -> str:
+    """The stage with the answers of an arm. Its key depends only on what determines the answers, so that
+    every recipe with an equal arm shares it.
+    """
+    recipe = planner.recipe
+    assert recipe.evaluate is not None
+    others = {key: stage for key, stage in standard.items() if key != "policy"}
+    inputs = {"policy": model, "data": planner.curated}
+    inputs |= planner.named([arm.rollout], slot="rollout", **others)
+    options = {
+        "data": arm.data,
+        "prompts": recipe.evaluate.prompts,
+        "rollout": arm.rollout,
+        "seed": arm.seed,
+    }
+    if arm.best_of:
+        inputs |= planner.named(arm.best_of.annotate, **others)
+        used = reward_models(arm.best_of.annotate) & set(scoring_models(recipe))
+        options |= {"best_of": plain(arm.best_of), "certified": sorted(used)}
+    return planner.add(f"answers_{name}", "answers", "groups", options, inputs, part="evaluate")

@@ -25,7 +25,8 @@ NOT_SEEDED = (
     "curate",
     "validate",
     "gold",
-)  # independent of the run's seed
+    "answers",
+)  # independent of the run's seed, or with a seed of their own
 
 
 @dataclass(frozen=True)

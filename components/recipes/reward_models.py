@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ratchet.components.piece import describe
+from ratchet.components.recipes.arms import arms
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.schema import Groups, Learn, Online, Recipe, Reward
 from ratchet.components.training.loop import reward_columns
@@ -23,9 +24,9 @@ def reward_models(annotators: Sequence[Mapping[str, Any]]) -> set[str]:
 
 def optimised_models(recipe: Recipe) -> set[str]:
     """Reward models that training or best-of-n decoding optimises against."""
-    best_of = recipe.evaluate.best_of if recipe.evaluate else None
     parts = [one.section for one in sections(recipe) if isinstance(one.section, Learn | Online | Groups)]
-    return reward_models([spec for part in (*parts, best_of) if part for spec in part.annotate])
+    best = [arm.best_of for arm in arms(recipe).values()]
+    return reward_models([spec for part in (*parts, *best) if part for spec in part.annotate])
 
 
 def certified(recipe: Recipe) -> set[str]:

@@ -290,11 +290,24 @@ class BestOf:
 
 
 @record
+class Arm:
+    """An arm of the evaluation: a model that answers held-out prompts."""
+
+    model: str = "policy"  # `base`, `initial` or `policy` (final), a model of the recipe, or a phase
+    rollout: Spec | None = None  # how it answers; null: `sample`; options not set are those of `evaluate`
+    data: Split | None = None  # split of held-out prompts; null: that of `evaluate`
+    best_of: BestOf | None = None  # best-of-n decoding
+    seed: Seed | None = None  # of its answers; null: that of `evaluate`
+
+
+@record
 class Evaluate:
     """Evaluation on held-out prompts. `metrics` are rewards, each compared by win rate and by mean;
     `measures` describe the quality of the answers, each compared with the base model and with SFT.
     """
 
+    arms: Mapping[str, Arm] | None = None  # null: base model, SFT policy and final policy
+    seed: Seed | None = None  # of the answers; null: the recipe's; a number shares them between seeds
     data: Split = "evaluate"  # split of held-out prompts
     prompts: Count = 64  # largest number of prompts
     responses_per_prompt: Count = 1  # answers per prompt, averaged first

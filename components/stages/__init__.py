@@ -26,5 +26,6 @@ STAGES = {  # kind of stage -> module with the function of that name
     "annotate": "ratchet.components.stages.experience",
     "select": "ratchet.components.stages.experience",
     "improve": "ratchet.components.stages.improve",
+    "answers": "ratchet.components.stages.answers",
     "evaluate": "ratchet.components.stages.evaluate",
 }

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ratchet.components.recipes.arms import final_arm, title_of
 from ratchet.components.storage.store import content, digest, read_manifest
 
 FINAL = "final."
@@ -31,13 +32,14 @@ def evaluation(run: Path) -> dict[str, Any]:
     )
     inputs = {role: _manifest_of(folder.resolve().parent, key) for role, key in keys.items()}
     contents = {role: content(m["files"]) for role, m in inputs.items() if m}
-    held_out = (inputs.get("data") or {"files": {}})["files"].get(f"{options.get('data')}.parquet", {})
+    answered = _answered(options)
+    held_out = (inputs.get("data") or {"files": {}})["files"].get(f"{answered.get('data')}.parquet", {})
     scores = {
         name.removeprefix(FINAL): values
         for name, values in found.get("per_prompt", {}).items()
         if name.startswith(FINAL)
     }
-    lengths, each = found.get("lengths", {}).get("final", []), options.get("responses_per_prompt", 1)
+    lengths, each = _final_lengths(found, options), answered.get("responses_per_prompt", 1)
     scores["length"] = [sum(lengths[i : i + each]) / each for i in range(0, len(lengths), each)]
     return {
         "policy": keys.get("policy", ""),
@@ -45,9 +47,35 @@ def evaluation(run: Path) -> dict[str, Any]:
         "verdict": found.get("verdict", {}),
         "per_prompt": {name: values for name, values in scores.items() if values},
         "prompts": held_out.get("sha256", ""),
-        "answers": {k: options.get(k) for k in ("data", "max_tokens", "temperature")},
+        "answers": {
+            k: answered.get(k) for k in ("data", "max_tokens", "temperature", "decoding") if k in answered
+        },
         "scorers": {name: _scorer(name, contents, options) for name in scores},
     }
+
+
+CONDITIONS = ("data", "max_tokens", "temperature", "decoding")
+"""Conditions of an evaluation that two comparable ones share."""
+
+
+def _answered(options: Mapping[str, Any]) -> dict[str, Any]:
+    """How the final arm answered. `decoding`: all of it, if the recipe names its arms."""
+    arms = options.get("arms")
+    if not arms:
+        return {
+            k: options[k]
+            for k in ("data", "max_tokens", "temperature", "responses_per_prompt")
+            if k in options
+        }
+    arm = arms[final_arm(arms)]
+    found = {"data": arm["data"], **arm["rollout"]}
+    return {**found, "decoding": [arm["rollout"], arm["best_of"]]} if options.get("named") else found
+
+
+def _final_lengths(found: Mapping[str, Any], options: Mapping[str, Any]) -> list[int]:
+    """Tokens of each answer of the final arm."""
+    arms = options.get("arms")
+    return found.get("lengths", {}).get(title_of(final_arm(arms)) if arms else "final", [])
 
 
 def _manifest_of(store: Path, key: str) -> dict[str, Any] | None:

@@ -48,11 +48,11 @@ def test_run_then_nothing_to_do(fresh_home: Callable[[str], Path]) -> None:
     assert "a watcher failed" not in first.stderr + rest.stderr, (
         "MLflow or the Prefect page was not told of all of it"
     )
-    assert "6 of 6 stages are finished" in rest.stdout and "done in" not in rest.stdout, (
+    assert "8 of 8 stages are finished" in rest.stdout and "done in" not in rest.stdout, (
         "all is made, but nothing is registered yet"
     )
     second = ratchet("run", "sft", *small, cwd=home)
-    assert second.stdout.startswith("Nothing to do: all 6 stages")
+    assert second.stdout.startswith("Nothing to do: all 8 stages")
     shown = ratchet("show", "--home", str(home), cwd=home).stdout
     assert "finished" in shown and "sft" in shown
     run = next((home / "runs").iterdir())
@@ -75,7 +75,9 @@ def test_run_then_nothing_to_do(fresh_home: Callable[[str], Path]) -> None:
     )
     assert names["sft"].inputs.dataset_inputs, "the data that SFT read is not on its page"
     read = {i.dataset.name for i in parent.inputs.dataset_inputs}
-    assert read == {"raw", "drafts", "curated"}, "what the whole run read is not on its own page"
+    assert read == {"raw", "drafts", "curated", "answers_base", "answers_policy"}, (
+        "what the whole run read is not on its own page"
+    )
     steps = mlflow.get_metric_history(names["sft"].info.run_id, "policy/loss")
     assert [m.step for m in steps] == [1, 2]
     version = history("sft", home=home)[0]
@@ -88,7 +90,7 @@ def test_run_then_nothing_to_do(fresh_home: Callable[[str], Path]) -> None:
 
 def test_plan_changes_nothing(tmp_path: Path) -> None:
     done = ratchet("plan", "chat", "--home", str(tmp_path / "none"), cwd=tmp_path)
-    assert "21 to do" in done.stdout and not (tmp_path / "none").exists()
+    assert "24 to do" in done.stdout and not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,12 @@ def test_changed_round_replans_it_and_later_rounds_only(
         rows = [line.split() for line in done.output.splitlines()]
         return {row[0]: row[1] for row in rows if row and row[0] in pipeline.stages}
 
-    makes = [*makes, *(f"{step}_3" for step in ("rollout", "annotate", "select", "optimise")), "evaluate"]
+    makes = [
+        *makes,
+        *(f"{step}_3" for step in ("rollout", "annotate", "select", "optimise")),
+        "answers_policy",
+        "evaluate",
+    ]
     assert planned() == dict.fromkeys(pipeline.stages, "keep")
     assert planned("--set", f"online.by_round.2.{change}") == {
         name: "make" if name in makes else "keep" for name in pipeline.stages

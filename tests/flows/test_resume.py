@@ -25,7 +25,7 @@ from pathlib import Path
 from ratchet.tasks.pipeline import Pipeline
 pipeline = Pipeline.open(sys.argv[1], home=Path(sys.argv[2]), profile="test", overrides=sys.argv[3:])
 for name in pipeline.stages:
-    if name == "evaluate":
+    if pipeline.stages[name].part == "evaluate":
         break
     pipeline.make(name)
 """
@@ -64,7 +64,7 @@ def test_sigkill_in_training_changes_nothing(
     for name in pipeline.stages:
         if name == stage:
             shutil.copytree(whole, broken, symlinks=True)
-        if name != "evaluate":
+        if pipeline.stages[name].part != "evaluate":
             pipeline.make(name)
     command = [sys.executable, "-c", RUN, recipe, str(broken), *overrides]
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

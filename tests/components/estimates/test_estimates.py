@@ -198,9 +198,10 @@ def test_every_member_of_an_ensemble_reads_every_answer() -> None:
     assert costs["annotate_1"].score == 12 * 4 * (50 + 24) * 3 and costs["select_1"].score == 12 * 2 * (
         50 + 24
     )
-    assert costs["evaluate"].score == 2 * 10 * (50 + (50 + 24) * (3 + 1)), (
-        "by two arms: prompts; answers by each reward model, and people's replies"
+    assert costs["evaluate"].score == 2 * 10 * (50 + 24) * (3 + 1), (
+        "of two arms: answers by each reward model, and people's replies"
     )
+    assert costs["answers_base"].score == 10 * 50, "the prompts"
 
 
 @pytest.mark.parametrize(("recipe", "arms"), [("sft", 2), ("online_dpo", 2), ("chat", 3)])
@@ -208,9 +209,10 @@ def test_every_arm_of_the_evaluation_answers(recipe: str, arms: int) -> None:
     """The base model and the final one, and SFT between them where something was learnt after it."""
     chosen, profile = load(recipe, profile="test")
     assert chosen.evaluate
-    cost = estimate(chosen, profile, plan(chosen, profile), SMOL, {"evaluate": Split(10, 50.0)}, None, {})[-1]
-    assert cost.stage.does == "evaluate"
-    assert cost.sample == arms * 10 * chosen.evaluate.responses_per_prompt * chosen.evaluate.max_tokens
+    costs = estimate(chosen, profile, plan(chosen, profile), SMOL, {"evaluate": Split(10, 50.0)}, None, {})
+    sampled = [cost.sample or 0.0 for cost in costs if cost.stage.does == "answers"]
+    assert len(sampled) == arms and costs[-1].stage.does == "evaluate" and costs[-1].models == arms
+    assert sum(sampled) == arms * 10 * chosen.evaluate.responses_per_prompt * chosen.evaluate.max_tokens
 
 
 def test_too_large_profile_is_refused_with_options_to_lower() -> None:
@@ -235,11 +237,11 @@ def test_sampling_model_on_gpu_has_the_learners_precision() -> None:
     }
     weights, head = 2 * 8_030_261_248, 4 * 128256 * 4096
     reward_bytes = 2 * LLAMA_8B.first(recipe.reward.layers if recipe.reward else None).parameters
-    assert known["annotate_1"]["weights"] == known["evaluate"]["SFT policy"] == weights
+    assert known["annotate_1"]["weights"] == known["evaluate"]["weights"] == weights
     assert known["annotate_1"]["reward models"] == known["evaluate"]["reward models"] == reward_bytes
     assert known["annotate_1"]["output layer"] == head, "the softmax reads it in float32"
     assert "KV cache" not in known["annotate_1"], "nothing samples there"
-    for stage in ("rollout_1", "evaluate"):
+    for stage in ("rollout_1", "answers_policy"):
         assert known[stage]["scorer"] == pytest.approx(weights + head, rel=0.05), "beside vLLM"
         assert known[stage]["KV cache"] == profile.vllm.cache_gb * 2**30, "which takes what it was given"
     sft = known["sft"]

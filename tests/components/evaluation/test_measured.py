@@ -13,6 +13,7 @@ from ratchet.components.evaluation.measured import ENDS, measured
 from ratchet.components.evaluation.results import proxy_gold
 from ratchet.components.recipes.plan import plan
 from ratchet.components.recipes.recipe import load
+from ratchet.components.stages import engines
 from ratchet.components.stages import evaluate as stage
 from ratchet.components.stages.job import Job
 from ratchet.components.storage.store import Workspace
@@ -90,6 +91,16 @@ class Anything:
                 "online.fit.updates.policy=[{name: likelihood}]",
             ],
         ),
+        ("instruct_best_of_n", []),
+        (
+            "dpo",
+            [
+                "evaluate.arms={initial: {model: base}, hot: {rollout: {temperature: 2}}, policy: {}, "
+                "other: {data: reward}, last: {data: reward}}",
+                "evaluate.metrics=[{name: rewards.length}]",
+                "evaluate.measures=[repetition, {name: repetition, label: again}]",
+            ],
+        ),
         (
             "dpo",
             [
@@ -125,15 +136,14 @@ def test_measured_names_equal_the_evaluations_metrics(
     ]
     others = {role: Anything() for role in planned.inputs if role != "base"}
     for what, fake in {
-        "read_groups": lambda path: HELD_OUT,
-        "engine_of": lambda *_: Anything(),
+        "read_groups": lambda path: answers if path.name == "groups.parquet" else HELD_OUT,
         "GoldMeasure": Anything(),
         "Encoder": lambda *_: Anything.encoder,
-        "sample": lambda *_: answers,
         "context_of": lambda *_, **__: Context(models=others),
         "write_report": lambda *_: None,
     }.items():
         monkeypatch.setattr(stage, what, fake)
+    monkeypatch.setattr(engines, "engine_of", lambda *_: Anything())
     work = Workspace(tmp_path)
     work.product.mkdir(parents=True)
     stage.evaluate(Job(planned.options, inputs, work))

@@ -140,13 +140,13 @@ def test_profile_without_vllm_installed_is_refused(tiny: Path) -> None:
             refused()
 
 
-@pytest.mark.parametrize("does", ["rollout", "improve", "evaluate"])
+@pytest.mark.parametrize("does", ["rollout", "improve", "answers"])
 def test_a_stage_that_samples_is_refused_before_it_starts(does: str, tmp_path: Path) -> None:
     with pytest.raises(ContractError, match="/no/such/python"):
         execute(as_request(does, {"profile": profile(python="/no/such/python")}, {}, tmp_path))
 
 
-@pytest.mark.parametrize("does", ["sft", "reward", "annotate", "optimise"])
+@pytest.mark.parametrize("does", ["sft", "reward", "annotate", "optimise", "evaluate"])
 def test_training_and_scoring_stages_need_no_vllm(does: str, tmp_path: Path) -> None:
     with pytest.raises(KeyError):  # it has begun, and asks for its options and inputs
         execute(as_request(does, {"profile": profile(python="/no/such/python")}, {}, tmp_path))

@@ -15,11 +15,11 @@ from transformers import (
 
 from ratchet.components.errors import ContractError
 from ratchet.components.evaluation.linear import choose_penalty
+from ratchet.components.evaluation.scoring import rewards_of, settled
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models.forward import model_outputs, reward_states
 from ratchet.components.models.load import load_reward, load_tokenizer, new_reward, save_model
 from ratchet.components.models.reward import MeanReward, StandardisedHead
-from ratchet.components.stages.evaluate import rewards_of, settled
 from ratchet.components.stages.probe import SavedReward, verify_saved
 from ratchet.components.stages.reward import examine, linear_probe, score, score_in_memory, uneven
 from ratchet.components.text.chat import encode_group

@@ -67,13 +67,13 @@ def test_preferences_without_a_reward_model_make_no_pairs_to_certify_one() -> No
 @pytest.mark.parametrize(
     ("name", "own"),
     [
-        ("instruct_dpo", {"evaluate"}),
-        ("instruct_best_of_n", {"evaluate"}),
-        ("instruct_rlvr", {"improve", "evaluate"}),
+        ("instruct_dpo", {"answers_policy", "evaluate"}),
+        ("instruct_best_of_n", {"answers_policy", "evaluate"}),
+        ("instruct_rlvr", {"improve", "answers_policy", "evaluate"}),
         (
             "instruct_offline",
             {f"{step}_{i}" for step in ("rollout", "annotate", "select", "optimise") for i in (2, 3)}
-            | {"evaluate"},
+            | {"answers_policy", "evaluate"},
         ),
     ],
 )

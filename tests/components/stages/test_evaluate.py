@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ratchet.components.stages.evaluate import settled
+from ratchet.components.evaluation.scoring import settled
 from ratchet.tasks.pipeline import Pipeline
 
 

@@ -121,7 +121,9 @@ def test_long_stages_report_progress_to_the_end(
         expected[name] = reports[-1]["unit"], reports[-1]["of"]
         assert not (pipeline.artifact(name).path / "steps.json").exists()
     rounds = {f"{stage}_{i}" for i in (1, 2) for stage in ("rollout", "annotate", "select")}
-    assert set(expected) == {"drafts", "reward", "evaluate", *rounds}, "a fit logs its own steps"
+    assert set(expected) == {"drafts", "reward", "answers_base", "answers_policy", "evaluate", *rounds}, (
+        "a fit logs its own steps"
+    )
     answers = 6 * pipeline.recipe.online.rollout["responses_per_prompt"]  # type: ignore[union-attr]
     assert expected["rollout_1"] == ("answers", answers)
     assert expected["annotate_1"] == ("texts", 2 * answers), "for their length, and by the reward model"
@@ -129,8 +131,9 @@ def test_long_stages_report_progress_to_the_end(
     pairs = pipeline.artifact("select_2").meta["counts"]["groups after best_worst"]
     assert expected["select_2"] == ("texts", 2 * pairs) and 0 < pairs <= 6, "by the reference"
     answer_count = pipeline.artifact("evaluate").meta["counts"]["answers"]
-    assert expected["evaluate"] == ("texts", 3 * answer_count + 3 * 2), (
-        "sampled, scored, measured; people's replies by both arms"
+    assert expected["answers_base"] == ("answers", 5)
+    assert expected["evaluate"] == ("texts", 2 * answer_count + 3 * 2), (
+        "scored, measured; people's replies by both arms"
     )
 
 

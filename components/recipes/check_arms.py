@@ -1,0 +1,115 @@
+"""Static checks of the evaluation: arms name models, phases and splits that exist, gates name its metrics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ratchet.components.errors import RecipeError, nearest
+from ratchet.components.evaluation.measured import ENDS, measured
+from ratchet.components.recipes.arms import arms, key_of, label_of
+from ratchet.components.recipes.check_sections import check_piece
+from ratchet.components.recipes.phases import sections
+from ratchet.components.recipes.schema import Recipe, Spec
+
+STANDARD = {"base", "initial", "policy"}
+"""Models of an evaluation that every recipe has: `models.policy`, initial policy, final policy."""
+TAKEN = {"final", "sft", "reward", "gold", "details", "spent"}
+"""Words that begin or end the names of other metrics."""
+
+
+def check_evaluation(recipe: Recipe, known: set[str]) -> None:
+    """Arms, metrics, measures and best-of-n decoding. `known`: models of the recipe and its phases.
+    `RecipeError` for the first problem.
+    """
+    if recipe.evaluate is None:
+        return
+    models = (known | STANDARD) - {"reference", "encoder"}
+    if recipe.evaluate.arms is not None:
+        _check_own_arms(recipe)
+    for name, arm in arms(recipe).items():
+        at = "evaluate" if recipe.evaluate.arms is None else f"evaluate.arms.{name}"
+        check_piece("rollout", arm.rollout, set(), models, f"{at}.rollout")
+        if arm.best_of:
+            _columns(arm.best_of.annotate, models, f"{at}.best_of.annotate")
+    have = _columns(recipe.evaluate.metrics, models, "evaluate.metrics")
+    labels: set[str] = set()
+    for spec in recipe.evaluate.measures:
+        check_piece("measure", spec, have, (known | STANDARD) - {"reference"}, "evaluate.measures")
+        if (label := label_of(spec)) in labels:
+            raise RecipeError(
+                f"evaluate.measures: two measures are called {label!r}; give each its own `label`"
+            )
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", str(label)):
+            raise RecipeError(
+                f"evaluate.measures: expected a label of lower-case letters, digits and _, got {label!r}"
+            )
+        labels.add(label)
+
+
+def _columns(annotators: Sequence[Spec], models: set[str], where: str) -> set[str]:
+    have: set[str] = set()
+    for spec in annotators:
+        have = check_piece("annotate", spec, have, models, where)
+    return have
+
+
+def _check_own_arms(recipe: Recipe) -> None:
+    assert recipe.evaluate is not None and recipe.evaluate.arms is not None
+    if not recipe.evaluate.arms:
+        raise RecipeError("evaluate.arms: expected at least one arm; null means base, SFT and final policy")
+    if recipe.evaluate.best_of:
+        raise RecipeError(
+            "evaluate.best_of: with `evaluate.arms`, best-of-n decoding belongs to an arm; move it to "
+            "evaluate.arms.NAME.best_of"
+        )
+    policies = STANDARD | {
+        name for name, model in recipe.models.items() if name != "encoder" and not model.role
+    }
+    policies |= {name for phase in sections(recipe) if phase.trains_policy for name in phase.models}
+    for name, arm in recipe.evaluate.arms.items():
+        at = f"evaluate.arms.{name}"
+        if not re.fullmatch(r"[a-z][a-z0-9_]{0,40}", name):
+            raise RecipeError(f"{at}: expected a name of lower-case letters, digits and _, got {name!r}")
+        if name in TAKEN or re.search(r"_vs_|_lc$", name):
+            raise RecipeError(f"{at}: {name!r} is part of the names of other metrics; rename this arm")
+        if arm.model not in policies:
+            raise RecipeError(
+                f"{at}.model: no model or phase with a policy named "
+                f"{arm.model!r}{nearest(arm.model, policies)}"
+            )
+        if arm.best_of and "responses_per_prompt" not in arms(recipe)[name].rollout:
+            raise RecipeError(
+                f"{at}.best_of: needs a rollout with the option responses_per_prompt, such as `sample`"
+            )
+
+
+def check_gates(recipe: Recipe) -> None:
+    """Every gate sets a bound on a metric of this recipe's evaluation."""
+    gates = recipe.register.gates if recipe.register else {}
+    if gates and recipe.evaluate is None:
+        raise RecipeError("register.gates: gates need an `evaluate` section; add one, or remove the gates")
+    metrics = measured(recipe)
+    for name, gate in gates.items():
+        at = f"register.gates.{name}"
+        if gate.over is None and gate.below is None:
+            raise RecipeError(f"{at}: sets no bound; write `over: <number>` or `below: <number>`")
+        base, _, end = name.rpartition(".")
+        if name not in metrics and not (end in ENDS and metrics.get(base)):
+            raise RecipeError(
+                f"{at}: {_no_arm(recipe, name)}the evaluation of this recipe has no such metric (null "
+                f"removes the gate){nearest(name, metrics)}"
+            )
+        if gate.interval and not metrics.get(name):
+            raise RecipeError(f"{at}: this metric has no interval; remove `interval`")
+
+
+def _no_arm(recipe: Recipe, metric: str) -> str:
+    """Why a metric does not exist, if it is of an arm that does not."""
+    if recipe.evaluate is None or recipe.evaluate.arms is None:
+        return ""
+    named = list(recipe.evaluate.arms)
+    against = re.search(r"_vs_(\w+)", metric)
+    arm = against[1] if against else metric.partition(".")[0] if "." in metric else ""
+    known = ["final", *named, *map(key_of, named)]
+    return f"no arm {arm!r} ({', '.join(named)}); " if arm and arm not in known else ""

@@ -1,0 +1,48 @@
+"""Engines that are loaded at first use, one model at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ratchet.components.inference.choose import engine_of
+
+
+class OneEngine:
+    """An engine with the weights of one model directory at a time; another directory replaces them."""
+
+    def __init__(self, profile: Mapping[str, Any]) -> None:
+        self._profile, self._engine, self._path = profile, None, Path()
+
+    def of(self, path: Path) -> Any:
+        """The engine with the weights of this directory. An engine from an earlier call has them too."""
+        if self._engine is None:
+            self._engine = engine_of(self._profile, path)
+        elif path != self._path:
+            self._engine.load(path)
+        self._path = path
+        return self._engine
+
+    def release(self) -> None:
+        """Free the weights."""
+        self._engine = None
+
+
+class Lazily(Mapping[str, Any]):
+    """Mapping of names to values that are made at each access; asking whether a name exists makes none."""
+
+    def __init__(self, **makers: Callable[[], Any]) -> None:
+        self._makers = makers
+
+    def __getitem__(self, name: str) -> Any:
+        return self._makers[name]()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._makers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
