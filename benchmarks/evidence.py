@@ -77,9 +77,7 @@ def collect(recipes: list[str], seeds: range, home: Path, overrides: list[str]) 
             for arm, title in (("base", "base"), ("initial", "SFT"), ("policy", recipe)):
                 if arm == "policy" or i == 0:
                     folder = pipeline.artifact(answers[f"answers_{arm}"]).path
-                    rates, found = verified(
-                        pipeline.artifact(answers[f"answers_{arm}"]).path / "groups.parquet"
-                    )
+                    rates, found = verified(folder / "groups.parquet")
                     rows.setdefault(title, []).append(rates)
                     if kinds and found != kinds:
                         raise SystemExit(

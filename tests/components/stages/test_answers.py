@@ -15,6 +15,7 @@ import pytest
 
 from ratchet.components.data.groups import read_groups
 from ratchet.components.errors import RecipeError
+from ratchet.components.recipes.check_data import check_files
 from ratchet.components.recipes.plan import Stage, plan
 from ratchet.components.recipes.recipe import load
 from ratchet.components.stages import engines
@@ -61,7 +62,7 @@ def test_recipes_with_one_model_and_one_data_set_share_its_answers() -> None:
 def test_a_changed_measure_or_gate_moves_the_evaluation_only() -> None:
     before = stages("sentiment_rloo")
     for change in (
-        "evaluate.measures=[repetition]",
+        "evaluate.measures=[ead]",
         "evaluate.transcripts=3",
         "evaluate.perplexity_rows=8",
         "register.gates={final.length: {below: 30}}",
@@ -103,10 +104,6 @@ def test_equal_arms_share_one_stage() -> None:
             r"evaluate\.arms\.a\.rollout: 'sample' takes no 'heat'",
         ),
         (
-            ["evaluate.arms={a: {rollout: {max_tokens: 5000}}}"],
-            r"evaluate\.arms\.a\.rollout\.max_tokens: got 5000",
-        ),
-        (
             ["evaluate.arms={a: {best_of: {annotate: [rewards.nosuch]}}}"],
             r"evaluate\.arms\.a\.best_of\.annotate.*no annotate piece",
         ),
@@ -132,6 +129,12 @@ def test_equal_arms_share_one_stage() -> None:
 def test_an_impossible_arm_is_refused(changes: list[str], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         load("sentiment_rloo", overrides=["claim=null", *changes])
+
+
+def test_an_arm_longer_than_the_models_context_is_refused() -> None:
+    changes = ["claim=null", "evaluate.arms={a: {rollout: {max_tokens: 5000}}}"]
+    with pytest.raises(RecipeError, match=r"evaluate\.arms\.a\.rollout\.max_tokens: got 5000"):
+        check_files(load("sentiment_rloo", overrides=changes)[0])
 
 
 @pytest.fixture(scope="module")
