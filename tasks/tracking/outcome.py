@@ -248,8 +248,11 @@ def numbers_of(tree: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 DETAILS = re.compile(
-    r"counts\.|spent\.|seconds$|summary\.|splits\.|steps_planned|max_quarantined|.*(tokens_per_second|trainable_tokens|best_step)$|tokens$|.*(\.limits\.|\.coefficients\.|\.margin\.|\.slope$|_difference|\.n$)"
+    r"(counts|spent|summary|splits|loss_counts)\.|max_quarantined|"
+    r"(.*\.)?([a-z_]*seconds|[a-z_]*steps|best_step|steps_planned|updates|pairs|parameters|groups|quarantined|n|slope|margin)$|"
+    r".*(tokens_per_second|tokens|_difference)$|.*\.(limits|coefficients|margin)\."
 )
+"""Counters and details of a stage: not for comparing runs."""
 
 
 def tracked(does: str, meta: Mapping[str, Any]) -> dict[str, float]:

@@ -244,7 +244,7 @@ def test_stages_of_a_round_share_one_mlflow_run_with_their_data_sets(pipeline: P
     assert {
         "step": 1,
         "time": pytest.approx(time.time(), abs=600),
-        "metrics": {"details/optimise.seconds": 1.0, "optimise.steps": 4.0},
+        "metrics": {"details/optimise.seconds": 1.0, "details/optimise.steps": 4.0},
     } in runs[STEP].points
 
 

@@ -257,12 +257,13 @@ def test_compared_metrics_have_plain_names_and_counters_a_prefix() -> None:
     found = tracked("reward", meta)
     assert {name for name in found if "/" not in name} == {
         "reward.reward_model",
-        "reward.steps",
         "reward.certificate.accuracy.mean",
     }
-    assert found["details/reward.counts.cut"] == 3.0 and {
-        name.partition("/")[0] for name in found if "/" in name
-    } == {"details"}
+    assert (
+        found["details/reward.counts.cut"] == 3.0
+        and found["details/reward.steps"] == 8.0
+        and {name.partition("/")[0] for name in found if "/" in name} == {"details"}
+    )
     assert "reward.reward_model/loss" not in found, "its series is there"
     assert tracked("evaluate", {"final.length": 4.0, "win_rate_vs_sft.mean": 0.6}) == {
         "final.length": 4.0,
