@@ -16,7 +16,7 @@ from ratchet.components.recipes.source_keys import source_digest
 from ratchet.components.storage.definitions import Sources
 from ratchet.components.storage.store import digest
 
-PLACE = ("name", "ranks", "machines", "zero_stage", "offload_optimizer", "offload_parameters")
+PLACE = ("name", "ranks", "machines", "engines", "zero_stage", "offload_optimizer", "offload_parameters")
 """Profile keys that are not part of store keys, so that a stage can resume with another number of ranks."""
 NOT_SEEDED = (
     "fetch_data",

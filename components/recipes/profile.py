@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field
-from typing import Literal
+from typing import Any, Literal
 
 from ratchet.components.errors import RecipeError
 from ratchet.components.recipes.conform import record
@@ -49,19 +50,21 @@ class Hardware:
 @record
 class Profile:
     """Hardware profile: training and inference backends, ranks, batch sizes; never the method. `ranks`
-    processes train together, one per GPU, an equal number on each of `machines`.
+    processes train together, one per GPU, an equal number on each of `machines`; `engines` processes sample
+    and score together, on one machine.
     """
 
     name: str = "cpu"  # the file's name
     learner: Literal["torch", "deepspeed"] = "torch"  # training backend
     ranks: Count = 1  # training processes, over all machines
     machines: Count = 1  # nodes of multi-node training
+    engines: Count | None = None  # inference engine processes, one per device; null: the ranks of one machine
     zero_stage: Literal[0, 1, 2, 3] = 2  # DeepSpeed ZeRO
     offload_optimizer: Bool = False  # optimiser state in host memory
     offload_parameters: Bool = False  # parameters in host memory; ZeRO 3
     precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: mixed precision
     engine: Literal["torch", "vllm"] = "torch"  # inference engine for sampling
-    threads: Count | None = 2  # CPU threads per process; null: PyTorch's default
+    threads: Count | None = 2  # CPU threads of a stage, shared by its engines; null: PyTorch's default
     tokens_per_microbatch: Count = 2048  # packed tokens per forward pass and rank
     max_num_seqs: Count = 64  # sequences decoded together
     gradient_checkpointing: Bool = False  # recompute activations
@@ -90,3 +93,19 @@ class Profile:
         for why, holds in wrong.items():
             if holds:
                 raise RecipeError(f"profile {self.name}: {why}")
+
+
+def engine_processes(profile: Mapping[str, Any]) -> int:
+    """Number of inference engine processes of a stage. A vLLM engine may use several GPUs, a server serves
+    all.
+    """
+    if profile.get("engines"):
+        return int(profile["engines"])
+    if profile["engine"] == "vllm" and profile["vllm"]["server"]:
+        return 1
+    return max(1, profile["ranks"] // profile["machines"] // gpus_per_engine(profile))
+
+
+def gpus_per_engine(profile: Mapping[str, Any]) -> int:
+    """GPUs of one engine."""
+    return int(profile["vllm"]["tensor_parallel"]) if profile["engine"] == "vllm" else 1

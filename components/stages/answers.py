@@ -12,7 +12,6 @@ from typing import Any
 from ratchet.components.data.groups import read_groups, write_groups
 from ratchet.components.errors import DataError
 from ratchet.components.evaluation.certificate import require
-from ratchet.components.inference.choose import engine_of
 from ratchet.components.piece import build
 from ratchet.components.stages import progress
 from ratchet.components.stages.engines import Lazily
@@ -21,6 +20,7 @@ from ratchet.components.stages.improve import Overlay
 from ratchet.components.stages.job import Job
 from ratchet.components.training.loop import reward_columns, texts_read
 from ratchet.components.types import Context, Group, Prompt
+from ratchet.components.stages.shards import sharded_engine
 
 
 def answers(job: Job) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def answers(job: Job) -> dict[str, Any]:
 def context(job: Job) -> Context:
     """Models of the stage, loaded at first use; `policy` is the arm's."""
     inputs = [name for name in ("policy", "base") if name in job.inputs]
-    engine = functools.cache(lambda name: engine_of(job.options["profile"], job.path(name)))
+    engine = functools.cache(lambda name: sharded_engine(job.options["profile"], job.path(name)))
     own = Lazily(**{name: functools.partial(engine, name) for name in inputs})
     models = Overlay(context_of(job, certified=False).models, own)
     return Context(models=models, seed=job.options["seed"], round=0)

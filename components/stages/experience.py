@@ -14,7 +14,6 @@ from ratchet.components.errors import DataError, HealthError
 from ratchet.components.evaluation.certificate import require
 from ratchet.components.evaluation.gold import GoldMeasure
 from ratchet.components.evaluation.health import ACTIONS, check
-from ratchet.components.inference.choose import engine_of
 from ratchet.components.models.load import load_tokenizer
 from ratchet.components.models.reward import is_reward_model
 from ratchet.components.models.value import FILE as VALUE_HEAD
@@ -22,6 +21,7 @@ from ratchet.components.piece import build
 from ratchet.components.protocols import Engine
 from ratchet.components.stages import progress
 from ratchet.components.stages.job import Job
+from ratchet.components.stages.shards import sharded_engine
 from ratchet.components.training.loop import (
     annotate_groups,
     pieces,
@@ -232,6 +232,6 @@ def engine(job: Job, name: str, *, certified: bool = True) -> Engine:
     if is_reward_model(artifact.path):
         if certified:
             require(certificate_of(job, name), f"the reward model {name!r}")
-        return engine_of(profile, artifact.path, "reward")
+        return sharded_engine(profile, artifact.path, "reward")
     kind = "policy_with_value" if (artifact.path / VALUE_HEAD).exists() else "policy"
-    return engine_of(profile, artifact.path, kind)
+    return sharded_engine(profile, artifact.path, kind)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ratchet.components.inference.choose import SAMPLE, ready
 from ratchet.components.stages import progress
+from ratchet.components.stages.shards import sharding
 from ratchet.components.storage.store import Workspace
 from ratchet.components.text.contract import agree, record
 from ratchet.components.types import Artifact
@@ -42,31 +43,43 @@ def run_job(
     the stage function, return its metadata.
     """
     profile = request["options"].get("profile")
-    products: AbstractContextManager[None] = nullcontext()
-    if profile:
-        if request["does"] in SAMPLE:
-            ready(profile)
-        import torch
-        from transformers.utils import logging
-
-        from ratchet.components.models.products import product_precision
-
-        logging.disable_progress_bar()
-        deterministic()
-        if profile["threads"]:
-            torch.set_num_threads(profile["threads"])
-        products = product_precision(profile["precision"])
+    if profile and request["does"] in SAMPLE:
+        ready(profile)
     inputs = {
         name: Artifact(a["kind"], Path(a["path"]), a["digest"], tuple(a["parents"]), a["meta"])
         for name, a in request["inputs"].items()
     }
     work = Workspace(Path(request["work"]))
     agreed = agree(request["does"], inputs, request["options"])
-    before = _processor_seconds()
-    with progress.report_progress(work.steps), products:
+    before = processor_seconds()
+    with (
+        progress.report_progress(work.steps),
+        computing(profile) if profile else nullcontext(),
+        sharding(request["does"], work.progress) as shards,
+    ):
         meta = function(Job(request["options"], inputs, work)) or {}
-    spent = {"cpu_seconds": round(_processor_seconds() - before, 2), "peak_gb": round(_peak_bytes() / 1e9, 3)}
+    usage = list(shards.usage.values()) if shards else []  # of engine processes
+    spent = {
+        "cpu_seconds": round(processor_seconds() - before + sum(cpu for cpu, _ in usage), 2),
+        "peak_gb": round((peak_bytes() + sum(peak for _, peak in usage)) / 1e9, 3),
+    }
     return {**meta, **record(work.product, agreed), "spent": spent}
+
+
+@contextmanager
+def computing(profile: Mapping[str, Any]) -> Iterator[None]:
+    """Set this process's threads, determinism and precision of matrix products as the profile says."""
+    import torch
+    from transformers.utils import logging
+
+    from ratchet.components.models.products import product_precision
+
+    logging.disable_progress_bar()
+    deterministic()
+    if profile["threads"]:
+        torch.set_num_threads(profile["threads"])
+    with product_precision(profile["precision"]):
+        yield
 
 
 def deterministic() -> None:
@@ -79,7 +92,7 @@ def deterministic() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]  costs a pass over each new tensor
 
 
-def _processor_seconds() -> float:
+def processor_seconds() -> float:
     """CPU seconds of this process and its finished children."""
     return sum(
         u.ru_utime + u.ru_stime
@@ -87,7 +100,7 @@ def _processor_seconds() -> float:
     )
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
     """Peak resident memory of this process or its largest child. A stage run inline shares its caller's."""
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * max(

@@ -11,7 +11,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ class _Count:
 
 
 _count: _Count | None = None
+_forward: Callable[[int], None] | None = None
 
 
 @contextlib.contextmanager
@@ -60,11 +61,24 @@ def expect(unit: str, of: int | None = None) -> None:
 
 def advance(number: int = 1) -> None:
     """Count finished units, at most the expected total: a checked sampler may score a few answers more."""
+    if _forward is not None:
+        _forward(number)
     if _count is None or not _count.unit:
         return
     _count.done = _count.done + number if _count.of is None else min(_count.done + number, _count.of)
     if _count.done == _count.of or time.monotonic() - _count.written > EVERY:
         _write(_count)
+
+
+@contextlib.contextmanager
+def forward(to: Callable[[int], None]) -> Iterator[None]:
+    """While active, pass the counts of this process to `to`, which sends them to the stage's process."""
+    global _forward
+    _forward = to
+    try:
+        yield
+    finally:
+        _forward = None
 
 
 @contextlib.contextmanager

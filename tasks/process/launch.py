@@ -20,6 +20,7 @@ from typing import Any
 
 from ratchet.components.errors import RatchetError, StageError, redacted
 from ratchet.tasks.process.child import PRELOAD, exit_with_parent, redirect_output
+from ratchet.tasks.process.engines import engines_of, start_engines, stop_engines
 from ratchet.tasks.process.ranks import execute_on_ranks, ranks_of
 
 ENVIRONMENT = {
@@ -48,7 +49,10 @@ def launch(
     Raises the stage's own `RatchetError`; any other exception, or the death of the process, becomes a
     `StageError` with the cause. `tick` is called about five times per second while waiting.
     """
-    if inline and ranks_of(request) == 1 and not devices:  # CUDA reads CUDA_VISIBLE_DEVICES once per process
+    engines = engines_of(request)
+    if (
+        inline and ranks_of(request) == engines == 1 and not devices
+    ):  # CUDA reads CUDA_VISIBLE_DEVICES once per process
         from ratchet.components.stages.run import execute
 
         return execute(request)
@@ -56,12 +60,16 @@ def launch(
     context = multiprocessing.get_context("forkserver")
     receive, send = context.Pipe(duplex=False)
     log.parent.mkdir(parents=True, exist_ok=True)
-    child = context.Process(
-        target=_child, args=(dict(request), send, str(log), os.getpid(), tuple(devices)), daemon=False
-    )
     with without_main():
+        workers, connections = start_engines(context, request, engines, log, devices)
+        child = context.Process(
+            target=_child,
+            args=(dict(request), send, str(log), os.getpid(), tuple(devices), connections),
+            daemon=False,
+        )
         child.start()
-    send.close()
+    for connection in (send, *connections):
+        connection.close()
     try:
         while not receive.poll(0.2):
             if tick:
@@ -76,6 +84,8 @@ def launch(
     except BaseException:
         _terminate(child)
         raise
+    finally:
+        stop_engines(workers)
     if answer is None:
         raise StageError(_death_message(request["does"], child.exitcode, log), died=True)
     kind, value = answer
@@ -127,7 +137,14 @@ def _environment(more: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)  # another thread may have removed it
 
 
-def _child(request: dict[str, Any], send: Any, log: str, parent: int, devices: tuple[str, ...]) -> None:
+def _child(
+    request: dict[str, Any],
+    send: Any,
+    log: str,
+    parent: int,
+    devices: tuple[str, ...],
+    engines: Sequence[Any] = (),
+) -> None:
     if (
         devices
     ):  # the fork server is shared and has not initialised CUDA; ranks and a vLLM server inherit this
@@ -139,7 +156,9 @@ def _child(request: dict[str, Any], send: Any, log: str, parent: int, devices: t
     gc.freeze()  # exclude preloaded objects from garbage collection
     try:
         from ratchet.components.stages.run import execute
+        from ratchet.components.stages.shards import connect
 
+        connect(engines)
         send.send(("meta", execute(request) if ranks_of(request) == 1 else execute_on_ranks(request, log)))
     except RatchetError as error:
         send.send(("error", error))

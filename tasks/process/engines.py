@@ -1,0 +1,119 @@
+"""Engine processes of a stage: one inference engine per device, beside the stage's own process.
+
+They are forked from the launcher's fork server and connected to the stage's process by pipes
+(`components/stages/shards.py`). They end with the stage and with the flow process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ratchet.components.errors import RatchetError, RecipeError, StageError, redacted
+from ratchet.components.recipes.profile import engine_processes, gpus_per_engine
+from ratchet.components.stages.shards import STAGES, serve
+from ratchet.tasks.process.child import exit_with_parent, redirect_output
+
+
+def engines_of(request: Mapping[str, Any]) -> int:
+    """Number of engine processes of a stage; 1 is the stage's own process."""
+    profile = request["options"].get("profile")
+    return engine_processes(profile) if profile and request["does"] in STAGES else 1
+
+
+def start_engines(
+    context: Any, request: Mapping[str, Any], count: int, log: Path, devices: Sequence[str]
+) -> tuple[list[Any], list[Any]]:
+    """The processes, and the stage's ends of their connections; none for a single engine."""
+    workers, connections = [], []
+    for number in range(count if count > 1 else 0):
+        ours, theirs = context.Pipe()
+        place = (number, count, tuple(devices))
+        process = context.Process(
+            target=_serve,
+            args=(theirs, request["does"], request["options"]["profile"], place, str(log), os.getpid()),
+            daemon=False,
+        )
+        process.start()
+        theirs.close()
+        workers.append(process)
+        connections.append(ours)
+    return workers, connections
+
+
+def stop_engines(workers: Sequence[Any]) -> None:
+    """End the processes: an idle one has ended with the stage's process."""
+    for process in workers:
+        process.join(1)
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _serve(
+    connection: Any,
+    does: str,
+    profile: Mapping[str, Any],
+    place: tuple[int, int, tuple[str, ...]],
+    log: str,
+    parent: int,
+) -> None:
+    """Main function of an engine process. An error is sent to the stage, which raises it."""
+    number, count, devices = place
+    exit_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    redirect_output(log)
+    print(f"engine {number + 1} of {count}: process {os.getpid()}", flush=True)
+    where = f"stage {does!r}: engine {number + 1} of {count}"
+    try:
+        _choose_gpus(profile, number, count, devices)
+        from ratchet.components.stages.job import computing, peak_bytes, processor_seconds
+
+        threads = threads_per_engine(profile["threads"], count)
+        own = {**profile, "threads": threads}
+        with computing(own):
+            serve(connection, own, lambda: (processor_seconds(), peak_bytes()))
+    except BaseException as error:
+        print(redacted(traceback.format_exc()), flush=True)
+        with contextlib.suppress(OSError):
+            connection.send(("error", _error(where, error, log)))
+
+
+def _error(where: str, error: BaseException, log: str) -> RatchetError:
+    if isinstance(error, RatchetError):
+        return error
+    if isinstance(error, MemoryError):
+        return StageError(
+            f"{where} ran out of memory; use fewer `engines` or a smaller profile (max_num_seqs), and run "
+            "again: finished shards are kept",
+            died=True,
+        )
+    return StageError(f"{where} failed: {type(error).__name__}: {error} (log: {log})")
+
+
+def threads_per_engine(threads: int | None, count: int) -> int:
+    """CPU threads of each of `count` engines: their share of the stage's threads, at least one."""
+    return max(1, (threads or len(os.sched_getaffinity(0))) // count)
+
+
+def _choose_gpus(profile: Mapping[str, Any], number: int, count: int, devices: tuple[str, ...]) -> None:
+    """Restrict this process to its GPUs, before CUDA is initialised. `RecipeError` if there are too few."""
+    import torch
+
+    if not (found := torch.cuda.device_count()):  # read from the driver, without initialising CUDA
+        return
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = list(devices) or (named.split(",") if named else [str(i) for i in range(found)])
+    each = gpus_per_engine(profile)
+    if len(visible) < count * each:
+        raise RecipeError(
+            f"the profile needs {count} engines of {each} GPU{'s' * (each > 1)}, but {len(visible)} "
+            f"GPU{'s are' if len(visible) != 1 else ' is'} visible; set `engines` to "
+            f"{max(1, len(visible) // each)}"
+        )
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[number * each : (number + 1) * each])
