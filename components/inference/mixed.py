@@ -48,7 +48,9 @@ class MixedEngine(Codec):
             raise ContractError("a mixture needs a model with a weight other than 0")
         self.nucleus = nucleus if nucleus and nucleus[1] < 1 else None
         names = [*self.factors, *([self.nucleus[0]] if self.nucleus else [])]
-        self.engines: dict[str, TorchEngine] = {name: engines[name] for name in dict.fromkeys(names)}
+        every = {name: engines[name] for name in dict.fromkeys(names)}
+        # A mixture needs its models in one process: of a sharded engine, the one in this process.
+        self.engines: dict[str, TorchEngine] = {name: getattr(e, "local", e) for name, e in every.items()}
         for name, engine in self.engines.items():
             if not isinstance(engine, TorchEngine) or engine.kind == "reward":
                 raise ContractError(

@@ -13,7 +13,8 @@ from ratchet.components.models.tiny import train_tiny
 from ratchet.components.recipes.profile import Profile, Vllm, engine_processes
 from ratchet.components.recipes.recipe import plain
 from ratchet.components.stages import shards
-from ratchet.components.stages.shards import ShardedEngine, sharded_engine, sharding, split
+from ratchet.components.stages.shards import ShardedEngine, sharded_engine, sharding
+from ratchet.components.stages.slices import split
 from ratchet.components.types import Group, Prompt, Request, Trajectory
 
 PROFILE = plain(Profile(threads=1, max_num_seqs=8))
@@ -34,7 +35,7 @@ def engine(tiny: Path, tmp_path: Path) -> Iterator[Any]:
 
 def requests(engine: Any, count: int = 3) -> list[Request]:
     texts = [f"What is {i} + {7 * i}?" + " please" * (i % 3) for i in range(7)]
-    prompts = [engine.encode_prompt([{"role": "user", "content": text}]) for text in texts]
+    prompts = [engine.encode_prompt(Prompt("", ({"role": "user", "content": text},))) for text in texts]
     return [Request(tokens, count=count, max_tokens=12, seed=i) for i, tokens in enumerate(prompts)]
 
 
