@@ -18,9 +18,9 @@ from ratchet.components.stages.engines import Lazily
 from ratchet.components.stages.experience import certificate_of, context_of
 from ratchet.components.stages.improve import Overlay
 from ratchet.components.stages.job import Job
+from ratchet.components.stages.shards import sharded_engine
 from ratchet.components.training.loop import reward_columns, texts_read
 from ratchet.components.types import Context, Group, Prompt
-from ratchet.components.stages.shards import sharded_engine
 
 
 def answers(job: Job) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ratchet.components.inference.choose import engine_of
+from ratchet.components.stages.shards import sharded_engine
 
 
 class OneEngine:
@@ -18,7 +18,7 @@ class OneEngine:
     def of(self, path: Path) -> Any:
         """The engine with the weights of this directory. An engine from an earlier call has them too."""
         if self._engine is None:
-            self._engine = engine_of(self._profile, path)
+            self._engine = sharded_engine(self._profile, path)
         elif path != self._path:
             self._engine.load(path)
         self._path = path

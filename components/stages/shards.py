@@ -28,7 +28,7 @@ from ratchet.components.text.codec import Codec
 from ratchet.components.training.packing import pack
 from ratchet.components.types import Group, Request, Sample
 
-STAGES = ("demonstrate", "rollout", "annotate", "select", "prepare_offline", "evaluate")
+STAGES = ("demonstrate", "rollout", "annotate", "select", "prepare_offline", "answers", "evaluate")
 """Kinds of stages whose calls are split."""
 FOLDER = "shards"
 MOST_SLICES = 256
