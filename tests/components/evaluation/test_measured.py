@@ -143,7 +143,7 @@ def test_measured_names_equal_the_evaluations_metrics(
         "write_report": lambda *_: None,
     }.items():
         monkeypatch.setattr(stage, what, fake)
-    monkeypatch.setattr(engines, "engine_of", lambda *_: Anything())
+    monkeypatch.setattr(engines, "sharded_engine", lambda *_: Anything())
     work = Workspace(tmp_path)
     work.product.mkdir(parents=True)
     stage.evaluate(Job(planned.options, inputs, work))

@@ -229,7 +229,7 @@ def test_one_engine_holds_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
         loaded.append(f"load {path}")
         return Engine()
 
-    monkeypatch.setattr(engines, "engine_of", make)
+    monkeypatch.setattr(engines, "sharded_engine", make)
     one = OneEngine({})
     own = Lazily(a=lambda: one.of(Path("a")), b=lambda: one.of(Path("b")))
     assert "a" in own and "c" not in own and set(own) == {"a", "b"} and loaded == []
