@@ -8,6 +8,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ratchet.components.evaluation.measured import ENDS, measured
@@ -39,7 +40,7 @@ class Anything:
     """Stub of any model, encoder or reward model: has every column for every answer."""
 
     certificate: typing.ClassVar = {"passed": True}
-    encoder = staticmethod(lambda texts: __import__("numpy").eye(len(texts)))
+    encoder = staticmethod(lambda texts: np.eye(8)[np.arange(len(texts)) % 8])
 
     def load(self, *_: Any) -> Anything:
         return self
