@@ -94,7 +94,7 @@ class Anything:
                 "online.fit.updates.policy=[{name: likelihood}]",
             ],
         ),
-        ("instruct_best_of_n", []),
+        ("instruct_best_of_n", ["evaluate.metrics=[{name: rewards.length}]", "register=null", "claim=null"]),
         (
             "dpo",
             [
