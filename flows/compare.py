@@ -17,6 +17,7 @@ import numpy as np
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.evaluation.measured import OF_ANSWERS, measured
 from ratchet.components.evaluation.verdicts import crossed, decide
+from ratchet.components.recipes.arms import arms
 from ratchet.components.recipes.recipe import load
 from ratchet.components.recipes.schema import Claim, Recipe
 from ratchet.components.storage.store import write_atomic
@@ -103,15 +104,14 @@ def per_prompt_metrics(recipe: Recipe) -> list[str]:
     """Names of the per-prompt lists that the evaluation writes: the win rate by the gold measure, scores,
     measures, then other win rates and gains.
     """
-    found = measured(recipe)
-    names = [name for name in found if name.startswith("final.") and name[6:] not in WHOLE]
-    for against, suffix in (("_vs_sft", ""), ("_vs_base", "_base")):
-        stems = [name.removesuffix(against) for name in found if name.endswith(against)]
-        names += [
-            f"{stem}{suffix}"
-            for stem in stems
-            if stem.endswith("_gain") or (stem.startswith("win_rate") and not stem.endswith("_lc"))
-        ]
+    planned = arms(recipe) if recipe.evaluate else {}
+    names = []
+    for name, has_interval in measured(recipe).items():
+        stem, _, against = name.rpartition("_vs_")
+        if not has_interval and name.partition(".")[0] in ("final", *planned):
+            names += [name] if name.partition(".")[2] not in WHOLE else []
+        elif stem.endswith("_gain") or (stem.startswith("win_rate") and not stem.endswith("_lc")):
+            names.append(stem if against == "sft" else f"{stem}_{against}")
     return sorted(names, key=lambda name: name != "win_rate")
 
 

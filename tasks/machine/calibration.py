@@ -165,13 +165,14 @@ def last_seconds(pipeline: Pipeline) -> dict[str, float]:
 
 
 def _likeness(does: str, options: Mapping[str, Any], parents: Sequence[str]) -> str:
-    return digest(
-        [
-            does,
-            {key: value for key, value in plain(options).items() if key not in ("seed", "resolved")},
-            list(parents),
-        ]
-    )
+    return digest([does, _without_seeds(plain(options)), list(parents)])
+
+
+def _without_seeds(options: Any) -> Any:
+    """Options without the recipe and without seeds at any depth."""
+    if not isinstance(options, Mapping):
+        return options
+    return {key: _without_seeds(value) for key, value in options.items() if key not in ("seed", "resolved")}
 
 
 def machine_rates(pipeline: Pipeline, model: Path, length: int) -> Rates:

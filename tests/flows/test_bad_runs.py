@@ -240,6 +240,8 @@ def test_non_finite_loss_stops_the_run(folder: Path, ratchet: Ratchet) -> None:
         "drafts": "keep",
         "curated": "keep",
         "sft": "make",
+        "answers_base": "make",
+        "answers_policy": "make",
         "evaluate": "make",
     }
     assert Pipeline.open(file, home=home, profile="test").make("sft").meta["steps"] > 1

@@ -362,4 +362,4 @@ def test_measured_rates_apply_if_the_machine_matches_the_profile(stated: dict, r
 def test_plan_fails_if_memory_does_not_suffice(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"profile 'gpu'.*'sft'"):
         ratchet("plan", "rlhf_workflow_8b", "--profile", "gpu")
-    assert "0 of 21 stages" in ratchet("plan", "rlhf_workflow_8b", "--home", str(tmp_path))
+    assert "0 of 24 stages" in ratchet("plan", "rlhf_workflow_8b", "--home", str(tmp_path))

@@ -106,6 +106,11 @@ def test_an_untested_type_that_agrees_is_accepted(tokenizer: Any, tmp_path: Path
     require_verified(tmp_path)
 
 
+def test_a_sentence_encoder_is_not_verified(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
+    require_verified(tmp_path)
+
+
 def test_the_documentation_lists_the_tested_types() -> None:
     page = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
     listed = page.partition("<!-- tested -->")[2].partition("<!-- end -->")[0]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ratchet.components.errors import ContractError
-from ratchet.components.inference import choose
+from ratchet.components.inference import choose, decoding
 from ratchet.components.inference import torch as engines
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models import products
@@ -132,9 +132,9 @@ def test_answers_on_gpu_equal_cpu(
         Cache, "move", lambda self, *places, move=Cache.move: moved.append(places) or move(self, *places)
     )
     monkeypatch.setattr(
-        engines,
+        decoding,
         "DecodePlan",
-        lambda *a, plan=engines.DecodePlan, **k: listed.append(plan(*a, **k)) or listed[-1],
+        lambda *a, plan=decoding.DecodePlan, **k: listed.append(plan(*a, **k)) or listed[-1],
     )
     engine = engine_of(models[kind], kind)
     expected = engine.generate(requests(engine))

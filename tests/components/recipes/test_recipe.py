@@ -516,7 +516,9 @@ def test_gold_health_rules_need_online_watch_gold() -> None:
 def test_changing_the_number_of_rounds_keeps_existing_rounds() -> None:
     shorter, longer = (plan(*load("chat", overrides=[f"online.rounds={n}"])) for n in (2, 3))
     both = {name for name, stage in shorter.items() if name in longer and longer[name].key == stage.key}
-    assert set(shorter) - both == {"evaluate"} and longer["rollout_1"].options["rounds"] == 3
+    assert (
+        set(shorter) - both == {"answers_policy", "evaluate"} and longer["rollout_1"].options["rounds"] == 3
+    )
     other = plan(*load("chat", overrides=["online.rounds=2", "online.prompts_per_round=32"]))
     assert other["rollout_1"].key != shorter["rollout_1"].key
 

@@ -209,7 +209,7 @@ def test_versions_have_metrics_and_parent_versions(tmp_path, monkeypatch):
     }
     metas = {
         "sft": {"best_validation_loss": 3.5, "stopped_early": False, "probe": {"ended": 0.5}},
-        "optimise_2": {"steps": 8},
+        "optimise_2": {"steps": 8, "probe": {"ended": 1.0}},
     }
     artifacts = {
         name: Artifact("weights", model(tmp_path / name, name), "", meta=metas.get(name, {}))
@@ -237,7 +237,7 @@ def test_versions_have_metrics_and_parent_versions(tmp_path, monkeypatch):
         }
 
     assert tagged("1", "metric.") == {"sft.best_validation_loss": "3.5", "sft.probe.ended": "0.5"}
-    assert tagged("3", "metric.") == {"optimise.steps": "8.0"} and tagged("1", "parent.") == {}
+    assert tagged("3", "metric.") == {"optimise.probe.ended": "1.0"} and tagged("1", "parent.") == {}
     assert tagged("reward", "parent.") == {"sft": "m:1"}
     assert tagged("2", "parent.") == {"sft": "m:1", "reward": "m-reward:1"}
     assert tagged("3", "parent.") == {"optimise_1": "m:2", "reward": "m-reward:1"}
