@@ -201,7 +201,7 @@ def test_cost_estimate_ignores_other_models_and_data(tmp_path: Path) -> None:
     assert "raw" not in last_seconds(opened("data.source=generate:tiny_pairs?size=50&seed=1"))
     assert set(everything) - set(last_seconds(opened("online.rollout.temperature=0.5"))) == {
         f"{step}_{n}" for step in ("rollout", "annotate", "select", "optimise") for n in (1, 2)
-    } | {"evaluate"}
+    } | {"answers_policy", "evaluate"}
 
 
 def test_at_most_twelve_figures_headline_measure_first() -> None:
