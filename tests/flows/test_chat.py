@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import signal
 import sys
 import termios
 import time
@@ -84,6 +85,7 @@ class Terminal:
         self.pid, self.file = pty.fork()
         if self.pid == 0:
             os.chdir(ROOT)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored in a background job, and inherited
             env = {
                 **os.environ,
                 "TERM": "xterm-256color",
