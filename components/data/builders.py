@@ -232,8 +232,8 @@ def labelled_answers(
     options: Labelled,
     seed: int = 0,
 ) -> FilterResult:
-    """Groups of one for KTO: prompt and answer (the last turn of a conversation), with column `label`: 1.0
-    desirable, 0.0 undesirable.
+    """Groups of one: prompt and answer (the last turn of a conversation), with column `label`: 1.0 desirable,
+    0.0 undesirable.
     """
     kept: list[Group] = []
     dropped: list[Rejected] = []

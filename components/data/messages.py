@@ -125,7 +125,7 @@ def reply_of(value: Any) -> tuple[Message, ...]:
 
 
 def label_of(value: Any) -> bool | None:
-    """Parse a KTO label in any usual spelling of true and false."""
+    """Parse a desirability label in any usual spelling of true and false."""
     known = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
     if value is not None and str(value).lower() not in known:
         raise ValueError(f"label: expected true or false, got {_shown(value)}")

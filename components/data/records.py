@@ -23,7 +23,7 @@ class Conversation:
 
     `opening`: number of messages that are a fixed prompt (0: the builder chooses). `rejected`: the worse
     continuation of a preference row. `answer`: reference answer of a verifiable prompt. `rating`: mean human
-    rating. `label`: whether the answer is desirable (KTO). `published`: published split ("" if the data set
+    rating. `label`: whether the answer is desirable. `published`: published split ("" if the data set
     has none).
     `topic_as_system`: use the topic as system message too; otherwise it only determines the split.
     """

@@ -51,7 +51,7 @@ class Scored:
         return contrasts(self.splits)
 
     @property
-    def beside(self) -> list[str]:
+    def same_prompts(self) -> list[str]:
         """Arms with the prompts of the final one."""
         return [arm for arm, split in self.splits.items() if split == self.splits[self.final]]
 
@@ -110,7 +110,7 @@ def describe_quality(
         results["rates"] = {
             title: mean_interval([average(row) for row in rows]) for title, rows in rates.items()
         }
-        paired = {title: rates[title] for title in map(title_of, scored.beside)}
+        paired = {title: rates[title] for title in map(title_of, scored.same_prompts)}
         results["slices"] = slices(scored.answers[scored.final], paired, by)
         results["proxy_gold"] = proxy_gold(results["rounds"], reward_models)
 
@@ -212,7 +212,7 @@ def transcripts(scored: Scored, count: int, by: Sequence[str], measure: str | No
     """The first prompts with the first answer of every arm that has them; for a 0/1 measure, also whether
     each was correct.
     """
-    shown, arms, scores = [], {arm: title_of(arm) for arm in scored.beside}, scored.scores
+    shown, arms, scores = [], {arm: title_of(arm) for arm in scored.same_prompts}, scored.scores
     for i, group in enumerate(scored.answers[scored.final][:count]):
         right = {title: scores[a][measure][i][0] for a, title in arms.items()} if measure else {}
         shown.append(

@@ -27,8 +27,9 @@ STATES = 256
 @final
 class MixedEngine(Codec):
     """Generates and scores with p(token) proportional to the product of p_m(token)^w_m over torch engines m,
-    all conditioned on the same tokens: (1 - beta, beta) is Nash-MD's mixture (arXiv 2312.00886), (1, a, -a)
-    emulated fine-tuning (arXiv 2310.12962) and proxy tuning (arXiv 2401.08565). Output layers are float32.
+    all conditioned on the same tokens: (1 - beta, beta) is the geometric mixture of arXiv 2312.00886,
+    (1, a, -a) emulated fine-tuning (arXiv 2310.12962) and proxy tuning (arXiv 2401.08565). Output layers are
+    float32.
 
     `weights`: w by model name; a model of weight 0 is left out. `nucleus`: a model's name and a share; only
     the smallest set of its likeliest tokens with that share can be sampled. Log-probs are the mixture's, at

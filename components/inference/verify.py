@@ -63,10 +63,10 @@ SHORT = {"sliding_window": 12, "attention_chunk_size": 12}
 TOLERANCE = 1e-3  # nats; float32 sums in another order differ by about 1e-6
 
 
-def require_verified(path: Path) -> None:
+def require_verified(path: Path) -> bool:
     """Verify a policy or reward model whose model type is not `TESTED`, on a few tokens. `SourceError` if its
     log-probs differ from transformers', which is so for layers that carry a state from token to token (Mamba,
-    Qwen3-Next). A sentence encoder is not verified.
+    Qwen3-Next). A sentence encoder is not verified. Returns whether the model was run.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -74,7 +74,7 @@ def require_verified(path: Path) -> None:
     kinds = config.architectures or []
     encoder = bool(kinds) and not any(kind.endswith(DECODERS) for kind in kinds)
     if encoder or (config.model_type in TESTED and not getattr(config, "auto_map", None)):
-        return
+        return False
     generates = not any("Classification" in kind for kind in kinds)
     text = config.get_text_config()
     for name, value in SHORT.items():
@@ -97,6 +97,7 @@ def require_verified(path: Path) -> None:
             "as of layers whose state passes from token to token, or of attention that is not transformers'; "
             f"use one of the types {', '.join(sorted(TESTED))}"
         )
+    return True
 
 
 def logprob_difference(model: Any, tokenizer: Any) -> float:

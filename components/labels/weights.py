@@ -18,7 +18,7 @@ class Consensus:
 
     `chosen`: the most probable better answer. `probability`: its posterior. `log_odds`: log p / (1 - p).
     `weight`: (K p - 1) / (K - 1), times the share of choices among choices, ties and "both bad". For pairs
-    2 p - 1 is the size of the expected Bradley-Terry or DPO gradient of a label that is right with
+    2 p - 1 is the size of the expected gradient of a logistic preference loss of a label that is right with
     probability p, at equal scores; the factor for ties is a convention of this project.
     """
 

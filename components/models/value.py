@@ -1,4 +1,4 @@
-"""Policy with a value head for PPO (arXiv 1707.06347): one linear map of the last hidden state."""
+"""Policy with a value head (arXiv 1707.06347): one linear map of the last hidden state."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from ratchet.components.evaluation.certificate import require
 from ratchet.components.piece import build
 from ratchet.components.stages import progress
 from ratchet.components.stages.engines import Lazily
-from ratchet.components.stages.experience import certificate_of, context_of
+from ratchet.components.stages.experience import certificate_of, context_of, sampling_summary
 from ratchet.components.stages.improve import Overlay
 from ratchet.components.stages.job import Job
 from ratchet.components.stages.shards import sharded_engine
@@ -47,14 +46,7 @@ def answers(job: Job) -> dict[str, Any]:
     if best_of:
         groups = best(groups, best_of, context(job))
     write_groups(job.work.product / "groups.parquet", groups)
-    stops = Counter(t.stop for g in groups for t in g.trajectories)
-    counts = {
-        "prompts": len(groups),
-        "responses": stops.total(),
-        "responses cut at max_tokens": stops["length"],
-        "responses that failed": stops["error"],
-    }
-    return {"counts": counts, "tokens": tokens, "tokens_per_second": round(tokens / seconds, 1)}
+    return sampling_summary(groups, tokens, seconds)
 
 
 def context(job: Job) -> Context:

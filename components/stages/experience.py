@@ -55,6 +55,11 @@ def rollout(job: Job) -> dict[str, Any]:
     seconds = time.monotonic() - began  # includes loading the model
     write_groups(job.work.product / "groups.parquet", groups)
     tokens = sum(sum(t.mask) for g in groups for t in g.trajectories)
+    return sampling_summary(groups, tokens, seconds)
+
+
+def sampling_summary(groups: Sequence[Group], tokens: int, seconds: float) -> dict[str, Any]:
+    """Metadata of a stage that kept `groups` of `tokens` sampled tokens: counts, tokens per second."""
     stops = Counter(t.stop for g in groups for t in g.trajectories)
     counts = {
         "prompts": len(groups),

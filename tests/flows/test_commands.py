@@ -200,6 +200,7 @@ def test_compare_rejects_invalid_arguments_before_running(
     [
         (["instruct", "instruct_dpo"], "final.reward.instructions"),
         (["chat", "chat_offline"], "win_rate"),
+        (["sentiment_rloo", "sentiment_initial"], "final.ead"),
         (["sentiment_dpo", "sentiment_preferred"], "final.reward.sentiment"),
     ],
 )

@@ -32,13 +32,13 @@ def encode(items: Sequence[Item], labels: Sequence[Label]) -> list[dict[str, Any
     for item in items:
         own = [label for label in labels if label.item == item.id]
         about = {k: v for k, v in asdict(item).items() if k not in ("id", "prompt", "answers")}
-        told = {_user(one.annotator): {k: v for k, v in asdict(one).items() if k != "item"} for one in own}
+        stored = {_user(one.annotator): {k: v for k, v in asdict(one).items() if k != "item"} for one in own}
         made.append(
             {
                 "id": item.id,
                 "fields": {"prompt": list(item.prompt)}
                 | {f"answer_{i}": text for i, text in enumerate(item.answers, start=1)},
-                "metadata": {OWN: json.dumps({"item": about, "labels": told}, ensure_ascii=False)},
+                "metadata": {OWN: json.dumps({"item": about, "labels": stored}, ensure_ascii=False)},
                 "suggestions": {},
                 "responses": {
                     QUESTION: [
@@ -81,8 +81,8 @@ def decode(content: Any, where: str, names: Names) -> Decoded:
             value = "skip" if response.get("status") == "discarded" else response.get("value")
             choice, verdict = _meaning(value, answers, at)
             user = str(response.get("user_id"))
-            told = own.get("labels", {}).get(user, {})
-            row = {"annotator": pseudonym(user), "order": list(range(len(answers))), "seconds": 0.0} | told
+            stored = own.get("labels", {}).get(user, {})
+            row = {"annotator": pseudonym(user), "order": list(range(len(answers))), "seconds": 0.0} | stored
             labels.append(from_row(Label, {**row, "item": item.id, "choice": choice, "verdict": verdict}))
     return items, labels
 

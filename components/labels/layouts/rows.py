@@ -55,8 +55,8 @@ def decode(rows: Iterable[Mapping[str, Any]], where: str) -> Decoded:
             if items.setdefault(item.id, item) != item:
                 raise DataError(f"item {item.id} differs from an earlier row of the same item")
             if row["annotator"] is not None:
-                told = {name: row[name] for name in LABEL if name in row}
-                labels.append(from_row(Label, {"item": item.id, **told}))
+                stored = {name: row[name] for name in LABEL if name in row}
+                labels.append(from_row(Label, {"item": item.id, **stored}))
         except DataError as error:
             raise DataError(f"{at}: {error}") from error
     return list(items.values()), labels

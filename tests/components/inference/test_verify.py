@@ -103,12 +103,17 @@ def test_a_model_type_that_cannot_be_packed_is_refused(kind: str, tokenizer: Any
 
 def test_an_untested_type_that_agrees_is_accepted(tokenizer: Any, tmp_path: Path) -> None:
     save_model(tiny("gpt_neox", tokenizer), tokenizer, tmp_path)
-    require_verified(tmp_path)
+    assert require_verified(tmp_path)
 
 
 def test_a_sentence_encoder_is_not_verified(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
-    require_verified(tmp_path)
+    assert not require_verified(tmp_path)
+
+
+def test_a_tested_type_is_not_verified_again(tokenizer: Any, tmp_path: Path) -> None:
+    save_model(tiny("llama", tokenizer), tokenizer, tmp_path)
+    assert not require_verified(tmp_path)
 
 
 def test_the_documentation_lists_the_tested_types() -> None:
