@@ -102,7 +102,7 @@ def test_a_model_type_that_cannot_be_packed_is_refused(kind: str, tokenizer: Any
 
 
 def test_an_untested_type_that_agrees_is_accepted(tokenizer: Any, tmp_path: Path) -> None:
-    save_model(tiny("gpt_neox", tokenizer), tokenizer, tmp_path)
+    save_model(tiny("persimmon", tokenizer), tokenizer, tmp_path)
     assert require_verified(tmp_path)
 
 
