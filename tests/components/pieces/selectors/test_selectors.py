@@ -145,6 +145,42 @@ def test_answers_with_personal_data_are_left_out() -> None:
     assert ctx.counts["answers with personal data"] == 4
 
 
+def test_answers_that_repeat_their_question_or_instruction_are_left_out() -> None:
+    prompt = Prompt(
+        "p",
+        (
+            Message(
+                role="user", content='Have you seen the new album? Say "I would rather not say." at the end.'
+            ),
+        ),
+        meta={"instruction": {"params": {"phrase": "I would rather not say."}}},
+    )
+    own = [
+        "I have seen a new film. I would rather not say.",  # the phrase is demanded
+        "The new album? Yes.",
+        "Have you?",
+        "I have seen it.",
+    ]
+    repeated = [
+        '"Have you seen the new album?"',
+        "Yes! have you seen THE new album",
+        "- Have you seen a new album?",  # 26 of 27 letters
+        "Have you seen\nHave you seen the new album, I ask?\nNo.",
+    ]
+    rows = tuple(Trajectory((Message(role="assistant", content=text),)) for text in own + repeated)
+    ctx = Context()
+    (kept,) = select(
+        "without_restatements",
+        Group(prompt, rows, {"reward.r": [float(i) for i in range(8)]}),
+        Group(prompt, rows[4:5]),
+        ctx=ctx,
+    )
+    assert [t.text for t in kept.trajectories] == own and kept.columns["reward.r"] == [0.0, 1.0, 2.0, 3.0]
+    assert ctx.counts == {"answers that repeat their prompt": 5}
+    (stricter,) = select("without_restatements", Group(prompt, rows), ctx=Context(), similarity=1.0)
+    assert [t.text for t in stricter.trajectories] == [*own, *repeated[2:]]
+
+
 def test_new_labels_confirm_reverse_or_drop_a_proposed_pair() -> None:
     def proposed(name, chosen, rejected):
         instruction = {
