@@ -6,14 +6,17 @@ import json
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from prefect import flow
 
 from ratchet.components.recipes.check_data import check_model
 from ratchet.components.stages import WAITING
+from ratchet.components.stages.ask import Waiting
 from ratchet.flows.commands.options import Until
 from ratchet.flows.parts import version
 from ratchet.tasks.data.drift import watch_data, watch_results
+from ratchet.tasks.labels.suspension import deployed_flow_run, suspend, unanswered_queue
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.process.cancelling import cancel_on_prefect_request
 from ratchet.tasks.process.locks import IfRunning, file_lock, gpu_slots
@@ -42,7 +45,8 @@ def post_training(
     """Run a recipe to `until` (curate, train, evaluate, register). Finished stages are reused.
 
     If another process is executing the same run, wait for it or fail (`if_running`). Stages that train or
-    sample on this machine hold `gpus` slots of the Prefect concurrency limit `gpu` while they run.
+    sample on this machine hold `gpus` slots of the Prefect concurrency limit `gpu` while they run. A run of a
+    deployment is suspended while people label; the labelling page resumes it.
     `remote_stages` maps kinds of stages to the deployments that run them; those exchange outputs through the
     address `artifacts`. `limit` makes it a smoke test. Raises `BusyError` and the errors of the stages.
     """
@@ -60,7 +64,8 @@ def post_training(
         watch_data(pipeline)
         if until == "curate":
             return {"run": pipeline.run.name}
-        make_part(pipeline, "train", gpus)
+        if (queue := make_part(pipeline, "train", gpus, deployed_flow_run())) is not None:
+            suspend(*queue)
         if until != "train":
             make_part(pipeline, "evaluate", gpus)
         if until in ("train", "evaluate"):
@@ -91,25 +96,37 @@ def curate(pipeline: Pipeline) -> None:
             check_model(pipeline.recipe, json.loads(config.read_text()), "models.policy")
 
 
-def make_part(pipeline: Pipeline, part: str, gpus: int = 0) -> None:
-    """Run the stages of a part in order; those of an online round as a flow of their own."""
+def make_part(
+    pipeline: Pipeline, part: str, gpus: int = 0, deployed: UUID | None = None
+) -> tuple[Waiting, UUID] | None:
+    """Run the stages of a part in order; those of an online round as a flow of their own. With `deployed`, a
+    flow run that can be suspended, it ends at a queue that people have yet to answer, and returns both.
+    """
     stages = [stage for stage in pipeline.stages.values() if stage.part == part]
     for (_, number), members in groupby(stages, key=lambda stage: (stage.phase, stage.round)):
         names = [stage.name for stage in members]
-        if number is not None:
-            online_round(pipeline, number, names, gpus)
-            continue
-        for name in names:
-            make_on_gpus(pipeline, name, gpus)
+        if number is None:
+            for name in names:
+                make_on_gpus(pipeline, name, gpus)
+        elif (queue := online_round(pipeline, number, names, gpus, deployed is not None)) is not None:
+            assert deployed is not None
+            return queue, deployed
+    return None
 
 
 @flow(name="online_round", flow_run_name="round-{number}", persist_result=False, validate_parameters=False)
-def online_round(pipeline: Any, number: int, names: list[str], gpus: int = 0) -> None:
+def online_round(
+    pipeline: Any, number: int, names: list[str], gpus: int = 0, suspends: bool = False
+) -> Waiting | None:
     """One online round: sample answers with the current policy, score them, select pairs or groups, train the
-    policy.
+    policy. With `suspends` it ends at a queue that people have yet to answer, and returns it.
     """
     for name in names:
+        stage = pipeline.stages[name]
+        if suspends and stage.does in WAITING and (queue := unanswered_queue(pipeline, stage)) is not None:
+            return queue
         make_on_gpus(pipeline, name, gpus)
+    return None
 
 
 def make_on_gpus(pipeline: Pipeline, name: str, gpus: int) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-State = Literal["running", "interrupted", "finished", "stopped", "failed"]
+State = Literal["running", "interrupted", "waiting", "finished", "stopped", "failed"]
 
 
 class Run:

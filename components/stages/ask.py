@@ -7,19 +7,21 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ratchet.components.data.groups import read_groups, write_groups
 from ratchet.components.errors import DataError
 from ratchet.components.labels.datasets import items_of
-from ratchet.components.labels.labels import ITEMS, LABELS, read_items, read_labels
+from ratchet.components.labels.labels import ITEMS, LABELS, Item, read_items, read_labels
 from ratchet.components.labels.queue import CLOSED, close_queue
 from ratchet.components.labels.scores import scored
 from ratchet.components.labels.settings import Settings, doubled, make_queue
 from ratchet.components.stages import SIMULATED_PEOPLE, progress
 from ratchet.components.stages.job import Job
 from ratchet.components.storage.store import write_atomic
+from ratchet.components.types import Group
 
 QUEUE = "queue"
 """Folder of the queue below the stage's progress, which outlives a killed process."""
@@ -28,48 +30,77 @@ POLL = 0.5
 """Seconds between two looks at the labels."""
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """A queue that people answer. `wanted`: labels, without skips; `end`: deadline, in seconds since 1970."""
+
+    folder: Path
+    items: list[Item]
+    wanted: int
+    end: float
+
+    def is_over(self, now: float) -> bool:
+        """Whether the queue has its labels, was closed, or has reached its deadline."""
+        return count_labels(self.folder) >= self.wanted or now >= self.end or (self.folder / CLOSED).exists()
+
+
 def ask(job: Job) -> dict[str, Any]:
     """Fill a labelling queue with pairs of answers, wait for the labels of people or the deadline, and write
     the judged answers with their scores (`ratchet.components.labels.scores`). A stage that was killed
     continues with the labels that it has. `DataError` if there is nothing to compare, or no label.
     """
-    options = job.options["people"]
-    groups, folder = read_groups(job.path("groups") / "groups.parquet"), job.work.progress / QUEUE
-    settings = Settings(options["overlap"], seed=job.options["seed"], guidelines=options["guidelines"])
-    pairs = max(1, int(options["labels"] / (1 + options["overlap"]) + 1e-9))
-    round_number = job.options["round"]
-    asked = items_of(
-        groups, pairs, seed=settings.seed, round=round_number, policy=job.inputs["policy"].digest
-    )
-    if not asked:
-        raise DataError(f"round {round_number}: no prompt has two different answers for people to compare")
-    make_queue(folder, asked, settings)
-    items, hours = read_items(folder), options["deadline_hours"]
-    wanted = len(items) + len(doubled(items, settings))
-    end = float("inf") if hours is None else _opened(folder) + 3600 * hours
+    options, groups = job.options["people"], _answers(job)
+    queue = open_queue(job)
     simulated = importlib.import_module(SIMULATED_PEOPLE) if options["simulated"] else None
-    with simulated.answering(folder, groups, options, settings.seed) if simulated else nullcontext():
-        wait(folder, wanted, end)
-        labels = close_queue(folder)
-    judged = scored(groups, items, labels)
+    with (
+        simulated.answering(queue.folder, groups, options, job.options["seed"])
+        if simulated
+        else nullcontext()
+    ):
+        wait(queue.folder, queue.wanted, queue.end)
+        labels = close_queue(queue.folder)
+    judged = scored(groups, queue.items, labels)
     if not judged:
         raise DataError(
-            f"round {round_number}: nobody judged a pair of answers before the deadline (deadline_hours: "
-            f"{hours}); serve the page with `ratchet label RUN`, raise `deadline_hours` and run again"
+            f"round {job.options['round']}: nobody judged a pair of answers before the deadline "
+            f"(deadline_hours: {options['deadline_hours']}); serve the page with `ratchet label RUN`, raise "
+            "`deadline_hours` and run again"
         )
     write_groups(job.work.product / "groups.parquet", judged)
     for name in (ITEMS, LABELS):
-        shutil.copyfile(folder / name, job.work.product / name)
+        shutil.copyfile(queue.folder / name, job.work.product / name)
     return {
         "counts": {
-            "pairs asked": len(items),
-            "labels asked": wanted,
+            "pairs asked": len(queue.items),
+            "labels asked": queue.wanted,
             "labels": len(labels),
             "labels skipped": sum(label.verdict == "skip" for label in labels),
             "annotators": len({label.annotator for label in labels}),
             "prompts without a label": len(groups) - len(judged),
         }
     }
+
+
+def open_queue(job: Job) -> Waiting:
+    """Fill the stage's queue if it is not filled yet. `DataError` if there is nothing to compare."""
+    options, folder = job.options["people"], job.work.progress / QUEUE
+    settings = Settings(options["overlap"], seed=job.options["seed"], guidelines=options["guidelines"])
+    pairs = max(1, int(options["labels"] / (1 + options["overlap"]) + 1e-9))
+    round_number = job.options["round"]
+    comparisons = items_of(
+        _answers(job), pairs, seed=settings.seed, round=round_number, policy=job.inputs["policy"].digest
+    )
+    if not comparisons:
+        raise DataError(f"round {round_number}: no prompt has two different answers for people to compare")
+    make_queue(folder, comparisons, settings)
+    items, hours = read_items(folder), options["deadline_hours"]
+    end = float("inf") if hours is None else _opened(folder) + 3600 * hours
+    return Waiting(folder, items, len(items) + len(doubled(items, settings)), end)
+
+
+def count_labels(folder: Path) -> int:
+    """Labels in a queue, without skips."""
+    return sum(label.verdict != "skip" for label in read_labels(folder))
 
 
 def wait(
@@ -89,12 +120,16 @@ def wait(
         file = folder / LABELS
         now = file.stat().st_size if file.exists() else 0
         if now != size:
-            size, found = now, sum(label.verdict != "skip" for label in read_labels(folder))
+            size, found = now, count_labels(folder)
             progress.advance(max(0, found - seen))
             seen = max(seen, found)
         if found >= wanted or clock() >= end or (folder / CLOSED).exists():
             return found
         sleep(POLL)
+
+
+def _answers(job: Job) -> list[Group]:
+    return read_groups(job.path("groups") / "groups.parquet")
 
 
 def _opened(folder: Path) -> float:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ratchet.components.errors import RecipeError
+from ratchet.components.errors import RecipeError, ServiceError
 from ratchet.flows.commands.label_files import take_labels, write_labels, write_report
 from ratchet.flows.commands.options import OUT, Home
+
+RESUME_AGAIN = 10.0
+"""Seconds until a Prefect server that did not resume a run is asked again."""
 
 
 def label(
@@ -85,7 +89,9 @@ def label(
     if close:
         from ratchet.components.labels.queue import close_queue
 
-        return typer.echo(f"{folder}: closed with {len(close_queue(folder))} labels")
+        typer.echo(f"{folder}: closed with {len(close_queue(folder))} labels")
+        _resume(folder)
+        return None
     if report is not None:
         return write_report(folder, report)
     if export is not None:
@@ -167,6 +173,8 @@ def _serve(folder: Path, host: str, port: int, tokens: dict[str, str]) -> None:
         def end_when_closed() -> None:  # the run that asked has gone on
             while not over.wait(1.0):
                 server.should_exit = server.should_exit or queue.closed
+                if _resume(folder):  # the server may come back
+                    over.wait(RESUME_AGAIN)
 
         threading.Thread(target=end_when_closed, daemon=True).start()
         server.run([bound])
@@ -176,6 +184,19 @@ def _serve(folder: Path, host: str, port: int, tokens: dict[str, str]) -> None:
             return
         progress = queue.progress()
         typer.echo(f"stopped at {progress.judged} of {progress.wanted} labels; the same command continues")
+
+
+def _resume(folder: Path) -> bool:
+    """Resume the flow run that is suspended until the queue in `folder` is over; whether that failed."""
+    from ratchet.tasks.labels.suspension import resume_if_over
+
+    try:
+        if resume_if_over(folder, time.time()):
+            typer.echo("the queue has its labels; the run goes on at its worker")
+    except ServiceError as error:
+        typer.echo(f"warning: {error}", err=True)
+        return True
+    return False
 
 
 def _export(folder: Path, file: Path) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ratchet.components.errors import redacted
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.stages.ask import QUEUE
 from ratchet.components.types import Artifact
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.tracking.alerts import LABELS, emit_alert
-from ratchet.tasks.tracking.prefect_page import unless_away
 
 log = logging.getLogger("ratchet.labels")
 
@@ -28,17 +28,11 @@ class Asking:
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self.pipeline, self.away_until = pipeline, 0.0
+        self.pipeline = pipeline
 
     def started(self, stage: Stage, metrics: Path) -> None:
-        if stage.does != "ask" or stage.options["people"]["simulated"]:
-            return
-        labels, run = stage.options["people"]["labels"], self.pipeline.run
-        command = f"ratchet label {run.path}"
-        text = f"{run.name}: {stage.title}: waits for {labels} labels; `{command}` serves the page"
-        log.warning("%s", text)
-        emit_alert(LABELS, run.name, text, {"stage": stage.name, "labels": labels})
-        self._note(text)
+        if stage.does == "ask" and not stage.options["people"]["simulated"]:
+            announce(self.pipeline, stage)
 
     def progressed(self, stage: Stage, line: Mapping[str, Any]) -> None:
         pass
@@ -49,8 +43,20 @@ class Asking:
     def failed(self, stage: Stage, error: BaseException) -> None:
         pass
 
-    @unless_away
-    def _note(self, text: str) -> None:
-        from prefect.artifacts import create_markdown_artifact
 
+def announce(pipeline: Pipeline, stage: Stage) -> None:
+    """Log, alert and write to the run's page how people give the labels that a stage waits for."""
+    labels, run = stage.options["people"]["labels"], pipeline.run
+    text = f"{run.name}: {stage.title}: waits for {labels} labels; `ratchet label {run.path}` serves the page"
+    log.warning("%s", text)
+    emit_alert(LABELS, run.name, text, {"stage": stage.name, "labels": labels})
+    _note(text)
+
+
+def _note(text: str) -> None:
+    from prefect.artifacts import create_markdown_artifact
+
+    try:
         create_markdown_artifact(markdown=text, key="labels", description="People are asked for labels.")
+    except Exception as error:
+        log.warning("%s", redacted(f"the Prefect page was not updated: {type(error).__name__}: {error}"))

@@ -24,7 +24,7 @@ ROOT = ""  # the key of the parent run
 ROUND = re.compile(
     r"(?:rollout|annotate|select|optimise)_(\d+)"
 )  # the stages of a round share one MLflow run
-STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "waiting": "SCHEDULED"}
 SHOWN_FILES = (
     "report.html",
     "certificate.json",

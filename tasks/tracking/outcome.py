@@ -131,6 +131,8 @@ def lines_of(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     if found["state"] in ("failed", "stopped") and found["error"]:
         where = f" (stage {found['failed_stage']})" if found["failed_stage"] else ""
         lines.append(("error", found["error"].replace("\n", " ") + where))
+    if found["state"] == "waiting":
+        lines.append(("waits", f"for people: `ratchet label {found['run']}` serves the page"))
     lines += [("log", found["log"])] if found["log"] else []
     if gates := found["gates"]:
         failed = sum(not gate["passed"] for gate in gates)

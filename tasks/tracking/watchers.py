@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from prefect.exceptions import Pause
+
 from ratchet.components.errors import redacted
 from ratchet.tasks.labels.asking import Asking
 from ratchet.tasks.machine.system import sampled, samples_of
@@ -32,8 +34,11 @@ def watched(pipeline: Pipeline, display: Any = None) -> Iterator[Tracking]:
         with sampled(samples_of(pipeline.run.path)):
             yield tracking
     except BaseException as error:
-        state = "failed" if isinstance(error, Exception) else "stopped"
-        pipeline.end(state, error=f"{type(error).__name__}: {error}", failed_stage=pipeline.failing)
+        state = (
+            "failed" if isinstance(error, Exception) else "waiting" if isinstance(error, Pause) else "stopped"
+        )
+        reason = None if state == "waiting" else f"{type(error).__name__}: {error}"
+        pipeline.end(state, error=reason, failed_stage=pipeline.failing)
         if state == "failed":
             _notify_page(page.summary, pipeline)
         tracking.close()

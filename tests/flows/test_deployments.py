@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -473,6 +474,67 @@ def test_scheduled_run_is_finished_by_a_worker(
     ).read_text()[-3000:]
     (version,) = history("sft", home=home)
     assert Path(version.path).resolve() == next(home.glob("store/sft-*")).resolve()
+
+
+@pytest.mark.slow
+def test_a_run_that_asks_people_is_suspended_and_the_labelling_page_resumes_it(
+    prefect: dict[str, str], tmp_path: Path
+) -> None:
+    """Twice, for two rounds: while people label, no process works on the flow run."""
+    home, port = tmp_path / "home", free_port()
+    base = f"http://127.0.0.1:{port}"
+    file = written(
+        tmp_path,
+        home=str(home),
+        recipe="tiny_people",
+        overrides=[
+            "online.annotate=[{name: rewards.people, labels: 6, overlap: 0.0}]",
+            "online.rounds=2",
+            "evaluate.prompts=4",
+        ],
+        schedules=[],
+        work_pool={"name": "local", "job_variables": {"working_dir": str(tmp_path)}},
+    )
+    command = [sys.executable, "-m", "ratchet.flows.cli"]
+    quiet = {"cwd": tmp_path, "env": prefect, "check": True, "stdout": subprocess.DEVNULL}
+    subprocess.run([*command, "deploy", "--file", str(file)], **quiet)
+    subprocess.run([sys.executable, "-m", "prefect", "deployment", "run", "post_training/toy"], **quiet)
+
+    def run() -> dict[str, Any]:
+        return next((json.loads(path.read_text()) for path in home.glob("runs/*/run.json")), {})
+
+    def suspended() -> bool:
+        return "PAUSED" in states(prefect) and run().get("state") == "waiting"
+
+    with workers(tmp_path, prefect, "local"):
+        for number in (1, 2):
+            eventually(suspended, 240, f"suspension in round {number}")
+            children = subprocess.run(["pgrep", "-f", "prefect.flow_engine"], capture_output=True, text=True)
+            assert not children.stdout, "a process waits"
+            with (tmp_path / f"page-{number}.log").open("w") as log:
+                page = subprocess.Popen(
+                    [*command, "label", run()["run"], "--home", str(home), "--port", str(port)],
+                    cwd=tmp_path, env=prefect, stdout=log, stderr=log, start_new_session=True,
+                )  # fmt: skip
+            try:
+                eventually(lambda: answers(base), 60, "the page")
+                assert answer_all(base) == 6
+                assert page.wait(240) == 0, "the page ends when the run has gone on"
+            finally:
+                stop(page)
+        eventually(lambda: run().get("state") == "finished", 240, "the end of the run")
+    assert states(prefect).count("COMPLETED") >= 1 and "FAILED" not in states(prefect)
+
+
+def answer_all(base: str) -> int:
+    """Prefer the first answer of every item of a labelling page; the number of labels."""
+    given = 0
+    with httpx.Client(base_url=base, headers={"X-Annotator": "ann"}, timeout=30) as client:
+        while (item := client.get("/api/next").raise_for_status().json()["item"]) is not None:
+            body = {"item": item["id"], "verdict": "choice", "position": 0, "seconds": 1.0}
+            client.post("/api/labels", json=body).raise_for_status()
+            given += 1
+    return given
 
 
 @pytest.mark.slow

@@ -18,11 +18,11 @@ MIN_WORDS = 4
 
 @piece()
 def without_restatements(groups: Sequence[Group], ctx: Context, *, similarity: Share = 0.85) -> list[Group]:
-    """The groups without the answers of which a sentence repeats a sentence of the prompt's last message: one
-    of at least four words whose characters agree to `similarity` (`difflib`'s ratio; case and punctuation do
-    not count, nor do phrases that the instruction requires). A verifier of form accepts '"Have you heard the new album?"' where quotation marks are
-    demanded, and a policy that learns from such answers learns to repeat questions. A prompt whose answers
-    all do is left out.
+    """The groups without the answers of which a sentence repeats a sentence of the prompt's last
+    message: one of at least four words whose characters agree to `similarity` (`difflib`'s ratio; case
+    and punctuation do not count, nor do phrases that the instruction requires). A verifier of form
+    accepts '"Have you heard the new album?"' where quotation marks are demanded, and a policy that
+    learns from such answers learns to repeat questions. A prompt whose answers all do is left out.
     """
     kept: list[Group] = []
     for group in groups:

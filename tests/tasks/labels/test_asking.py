@@ -10,13 +10,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
+from uuid import UUID
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 from ratchet.components.data.groups import read_groups, write_groups
-from ratchet.components.errors import DataError, RecipeError
+from ratchet.components.errors import DataError, RecipeError, ServiceError
 from ratchet.components.labels.labels import Item, Label, append_durably, read_items, read_labels
 from ratchet.components.labels.queue import Queue, Taken, close_queue
 from ratchet.components.labels.scores import scored
@@ -24,7 +26,7 @@ from ratchet.components.labels.settings import make_queue
 from ratchet.components.labels.simulate import Annotator
 from ratchet.components.pieces.rewards.people import people
 from ratchet.components.recipes.recipe import load
-from ratchet.components.stages.ask import QUEUE, ask, wait
+from ratchet.components.stages.ask import QUEUE, ask, open_queue, wait
 from ratchet.components.stages.job import Job
 from ratchet.components.storage.store import Workspace
 from ratchet.components.types import Artifact, Context, Group, Prompt, Trajectory
@@ -33,6 +35,7 @@ from ratchet.tasks.labels.asking import Asking, queue_of
 from ratchet.tasks.labels.readers import readers
 from ratchet.tasks.labels.server import make_app, serving
 from ratchet.tasks.labels.simulated import answer, truth
+from ratchet.tasks.labels.suspension import resume_if_over, suspend
 from ratchet.tasks.pipeline import Pipeline
 
 SIMULATED = {"simulated": [0.1], "verifier": "rewards.length"}
@@ -169,7 +172,7 @@ def test_a_run_that_waits_for_people_alerts_with_the_command_that_serves_the_pag
 ) -> None:
     sent: list[tuple[Any, ...]] = []
     monkeypatch.setattr("ratchet.tasks.labels.asking.emit_alert", lambda *given: sent.append(given))
-    monkeypatch.setattr(Asking, "_note", lambda self, text: sent.append((text,)))
+    monkeypatch.setattr("ratchet.tasks.labels.asking._note", lambda text: sent.append((text,)))
     real = ["online.annotate=[{name: rewards.people, labels: 40}]"]
     for overrides, alerts in ((real, 2), ([], 0)):
         pipeline = Pipeline.open("tiny_people", home=tmp_path, profile="test", overrides=overrides)
@@ -269,3 +272,38 @@ def test_people_answer_a_run_that_waits_and_the_page_ends_when_it_goes_on(
         page.kill()
         page.wait()
     assert pipeline.artifact("ask_1").meta["counts"]["labels"] == 4
+
+
+def test_an_unanswered_queue_suspends_a_deployed_run_and_the_page_resumes_it_when_it_is_over(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resumed: list[UUID] = []
+    monkeypatch.setattr("prefect.flow_runs.resume_flow_run", resumed.append)
+    monkeypatch.setattr("prefect.flow_runs.suspend_flow_run", lambda key: None)
+    queue, flow_run = open_queue(job), UUID(int=7)
+    assert queue.wanted == 6 and not queue.is_over(time.time()) and queue.is_over(queue.end)
+    assert not resume_if_over(queue.folder, queue.end), "no run is suspended"
+    suspend(queue, flow_run)
+    skip = [Label(queue.items[0].id, "b", None, "skip", [0, 1], 1.0)]
+    labels = [Label(one.id, "ann", 0, "choice", [0, 1], 1.0) for one in queue.items]
+    append_durably(queue.folder / "labels.jsonl", skip + labels[:5])
+    assert not resume_if_over(queue.folder, time.time()) and not resumed, "a skip is no label"
+    append_durably(queue.folder / "labels.jsonl", labels[5:])
+    assert resume_if_over(queue.folder, time.time()) and resumed == [flow_run]
+    assert not resume_if_over(queue.folder, time.time()), "it is resumed once"
+
+    for over in ("deadline", "closed"):
+        (queue.folder / "labels.jsonl").unlink(missing_ok=True)
+        suspend(queue, flow_run)
+        assert not resume_if_over(queue.folder, time.time())
+        if over == "closed":
+            close_queue(queue.folder)
+        assert resume_if_over(queue.folder, queue.end if over == "deadline" else time.time())
+    assert resumed == [flow_run] * 3
+
+    suspend(queue, flow_run)
+    monkeypatch.setattr("prefect.flow_runs.resume_flow_run", Mock(side_effect=ConnectionError("away")))
+    with pytest.raises(ServiceError, match=str(flow_run)):
+        resume_if_over(queue.folder, queue.end)
+    monkeypatch.setattr("prefect.flow_runs.resume_flow_run", resumed.append)
+    assert resume_if_over(queue.folder, queue.end), "and again when the server is back"

@@ -1,0 +1,86 @@
+"""Suspension of a deployed run that waits for people: Prefect stops it, so that it occupies no worker, and
+the labelling page resumes it when it has its labels.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+from ratchet.components.errors import ServiceError
+from ratchet.components.recipes.plan import Stage
+from ratchet.components.stages.ask import Waiting, open_queue
+from ratchet.components.stages.job import Job
+from ratchet.components.storage.store import write_atomic
+from ratchet.tasks.labels.asking import announce
+from ratchet.tasks.pipeline import Pipeline
+
+FLOW_RUN = "flow_run.json"
+"""File of a queue whose flow run is suspended: its id, the wanted labels and the deadline."""
+
+
+def deployed_flow_run() -> UUID | None:
+    """Id of the current flow run if it belongs to a deployment, which Prefect can start again."""
+    from prefect.context import FlowRunContext
+
+    context = FlowRunContext.get()
+    run = context.flow_run if context else None
+    return run.id if run is not None and run.deployment_id is not None else None
+
+
+def unanswered_queue(pipeline: Pipeline, stage: Stage) -> Waiting | None:
+    """The filled queue of a stage `ask`; None if the stage need not wait: people are simulated, it was made
+    before, it has its labels, or its deadline has passed.
+    """
+    if stage.options["people"]["simulated"] or pipeline.take(stage) is not None:
+        return None
+    inputs = {role: pipeline.artifact(name) for role, name in stage.inputs.items()}
+    with pipeline.store.working(stage.name, stage.key) as work:
+        queue = open_queue(Job(stage.options, inputs, work))
+    if queue.is_over(time.time()):
+        return None
+    announce(pipeline, stage)
+    return queue
+
+
+def suspend(queue: Waiting, flow_run: UUID) -> None:
+    """Suspend the current flow run; raises Prefect's `Pause`. A run that is resumed too early suspends
+    again.
+    """
+    from prefect.flow_runs import suspend_flow_run
+
+    end = None if math.isinf(queue.end) else queue.end
+    write_atomic(
+        queue.folder / FLOW_RUN,
+        json.dumps({"flow_run": str(flow_run), "wanted": queue.wanted, "end": end}) + "\n",
+    )
+    suspend_flow_run(key=str(uuid4()))
+
+
+def resume_if_over(folder: Path, now: float) -> bool:
+    """Resume the flow run that waits for this queue if it has its labels, was closed or has reached its
+    deadline; whether it was resumed. `ServiceError` if the Prefect server does not do it.
+    """
+    file = folder / FLOW_RUN
+    if not file.exists():
+        return False
+    record: dict[str, Any] = json.loads(file.read_text())
+    end = math.inf if record["end"] is None else record["end"]
+    if not Waiting(folder, [], record["wanted"], end).is_over(now):
+        return False
+    from prefect.flow_runs import resume_flow_run
+
+    try:
+        resume_flow_run(UUID(record["flow_run"]))
+    except Exception as error:
+        raise ServiceError(
+            "the run has its labels, but the Prefect server did not resume its flow run "
+            f"{record['flow_run']} ({type(error).__name__}: {error}); PREFECT_API_URL names the server of "
+            "the run; or resume it on its page"
+        ) from error
+    file.unlink()
+    return True
