@@ -62,6 +62,7 @@ def piece(
     means: Iterable[str] = (),
     compares: bool = False,
     makes: Makes = "",
+    by_group: bool = False,
 ) -> Callable[[F], F]:
     """Declare a piece. Returns the function unchanged.
 
@@ -78,6 +79,8 @@ def piece(
     - `compares`: needs at least two answers per prompt.
     - `makes`: groups that a selector returns: preference pairs (chosen first), single answers, or ("")
       unchanged.
+    - `by_group`: an annotator whose values for a group depend on that group alone, so that ranks share the
+      groups. Rewards lifted by `each` are.
     """
 
     def mark(function: F) -> F:
@@ -159,6 +162,7 @@ class Description:
     means: frozenset[str] = frozenset()
     compares: bool = False
     makes: Makes = ""
+    by_group: bool = False
     memory: bool = False
     options: Mapping[str, Option] = field(default_factory=dict)
 
@@ -240,6 +244,7 @@ def _read(slot: str, folder: str, path: Path) -> dict[str, Description]:
             means=frozenset(declared.get("means", ())),
             compares=declared.get("compares", False),
             makes=declared.get("makes", ""),
+            by_group=declared.get("by_group", False) or _lifted(node),
             models=frozenset(
                 [
                     *declared.get("models", ()),
@@ -250,6 +255,11 @@ def _read(slot: str, folder: str, path: Path) -> dict[str, Description]:
             options=options,
         )
     return pieces
+
+
+def _lifted(node: ast.FunctionDef | ast.ClassDef) -> bool:
+    """Whether `each` lifts this function."""
+    return any(isinstance(d, ast.Name) and d.id == "each" for d in node.decorator_list)
 
 
 def _snake(name: str) -> str:

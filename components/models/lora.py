@@ -141,10 +141,12 @@ class AdapterDisabledReference:
     memory.
 
     Replaces an engine in `Context.models`; `weights` is the digest of the base weights. It cannot generate.
+    `lockstep`: the learner's weights are sharded (ZeRO-3), so that all ranks must score together.
     """
 
     def __init__(self, learner: Any, tokens: int, weights: str) -> None:
         self._learner, self._tokens, self.weights = learner, tokens, weights
+        self.lockstep = getattr(learner, "stage", 0) == 3
 
     def score(self, groups: Sequence[Group], outputs: frozenset[str]) -> list[Mapping[str, list[Any]]]:
         """As `Engine.score`: per group, requested output -> one list (T) per trajectory."""

@@ -4,19 +4,20 @@ right kind.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.evaluation.health import RULES
 from ratchet.components.labels.scores import SCORE
 from ratchet.components.models.outputs import OUTPUTS
-from ratchet.components.piece import catalogue, describe
+from ratchet.components.piece import describe
+from ratchet.components.recipes.check_fit import check_fit, check_reads
 from ratchet.components.recipes.conform import known_keys
 from ratchet.components.recipes.phases import asks_people
-from ratchet.components.recipes.schema import Fit, Learn, Online, Spec
-from ratchet.components.training.reduce import legal
+from ratchet.components.recipes.schema import Learn, Online, Spec
 
 
 @dataclass
@@ -51,6 +52,9 @@ class Flow:
 def check_section(section: Learn | Online, models: set[str], where: str, flow: Flow | None = None) -> None:
     """`flow`: the groups that a phase reads; an online phase samples its own."""
     if isinstance(section, Online):
+        _check_step_keys(section, where)
+        _check_role_names(section, models, where)
+        models = models | role_models(section)
         check_piece("rollout", section.rollout, set(), models, f"{where}.rollout")
         flow = sampled(section.rollout)
         if asked := asks_people(section):
@@ -67,13 +71,8 @@ def check_section(section: Learn | Online, models: set[str], where: str, flow: F
         "prepare": section.prepare,
     }.items():
         flow.through(slot, specs, models, f"{where}.{slot}")
-        for spec in specs:
-            if describe("annotate" if slot == "prepare" else slot, spec["name"]).memory and not steps:
-                raise RecipeError(
-                    f"{where}.{slot}: {spec['name']!r} is stateful, but each round runs in its own process; "
-                    "use it with `cadence: step`"
-                    + (", or use `keep_earlier: true` instead" if slot == "select" else "")
-                )
+        if slot == "annotate" and isinstance(section, Online):
+            _check_roles(section, flow, models, where)
     if (
         isinstance(section, Online)
         and section.reference != "initial"
@@ -83,17 +82,69 @@ def check_section(section: Learn | Online, models: set[str], where: str, flow: F
             f"{where}.reference: got {section.reference!r} with `cadence: {section.cadence}`; expected "
             "`initial`, or " + ("a reference update such as {name: ema}" if steps else "`previous`")
         )
-    gives = OUTPUTS["policy"]
     if isinstance(section, Online):
+        flow.through("prepare", section.fresh, models, f"{where}.fresh")
         _check_watched(section, where)
         _check_sampling(section, where)
-        if section.value_head and not steps:
+    check_fit(section.fit, flow, f"{where}.fit", gives=_gives(getattr(section, "value_head", False)))
+
+
+def _gives(value_head: bool) -> frozenset[str]:
+    return OUTPUTS["policy_with_value" if value_head else "policy"]
+
+
+def _check_step_keys(online: Online, where: str) -> None:
+    """Keys that only `cadence: step` has."""
+    if online.cadence == "step":
+        return
+    for key, neutral in (("value_head", False), ("roles", {}), ("fresh", ()), ("start", 1)):
+        if (given := getattr(online, key)) != neutral and given:
             raise RecipeError(
-                f"{where}.value_head: got true with `cadence: round`; only `cadence: step` trains a value "
-                "head"
+                f"{where}.{key}: got {sorted(given) if key == 'roles' else given} with `cadence: round`; "
+                "expected `cadence: step`, which trains further roles, value heads and from columns computed "
+                "before each update"
             )
-        gives = OUTPUTS["policy_with_value"] if section.value_head else gives
-    check_fit(section.fit, flow, f"{where}.fit", gives=gives)
+
+
+ROLE_NAMES = re.compile(r"[a-z][a-z0-9_]{0,40}")
+
+
+def _check_role_names(online: Online, known: set[str], where: str) -> None:
+    """Names, starting models and first steps of the further roles. `known`: the other models."""
+    for name, role in online.roles.items():
+        at = f"{where}.roles.{name}"
+        if not ROLE_NAMES.fullmatch(name) or name.endswith("_target"):
+            raise RecipeError(
+                f"{at}: expected a name of lower-case letters, digits and _ that does not end in _target, "
+                f"got {name!r}"
+            )
+        if name in known:
+            raise RecipeError(f"{at}: a model is called {name!r} already; rename this role")
+        if role.of and role.of not in known - {"reference", "initial"}:
+            raise RecipeError(
+                f"{at}.of: no model or earlier phase named {role.of!r}{nearest(role.of, known)}"
+            )
+    starts = {where: online.start, **{f"{where}.roles.{n}": role.start for n, role in online.roles.items()}}
+    for at, start in starts.items():
+        if start > online.rounds:
+            raise RecipeError(
+                f"{at}.start: got step {start}, but the phase has {online.rounds}; use an earlier step"
+            )
+
+
+def _check_roles(online: Online, flow: Flow, models: set[str], where: str) -> None:
+    """Each role chooses from the scored groups that `flow` describes, and trains what it outputs."""
+    for name, role in online.roles.items():
+        at = f"{where}.roles.{name}"
+        own = replace(flow, columns=set(flow.columns))
+        for slot, specs in {"select": role.select, "prepare": role.prepare, "fresh": role.fresh}.items():
+            own.through("prepare" if slot == "fresh" else slot, specs, models, f"{at}.{slot}")
+        check_fit(role.fit, own, f"{at}.fit", role=name, gives=_gives(role.value_head))
+
+
+def role_models(online: Online) -> set[str]:
+    """Models that the further roles of a phase add to its pieces."""
+    return {*online.roles, *(f"{name}_target" for name, role in online.roles.items() if role.target)}
 
 
 def sampled(rollout: Spec) -> Flow:
@@ -189,7 +240,7 @@ def _check_watched(online: Online, where: str) -> None:
 
 def check_piece(slot: str, spec: Spec, have: set[str], models: set[str], where: str) -> set[str]:
     description = describe(slot, spec["name"], where=where)
-    _check_reads(description.named("reads", spec), have, spec["name"], where)
+    check_reads(description.named("reads", spec), have, spec["name"], where)
     writes = set(description.named("writes", spec))
     if slot == "annotate" and writes & have:
         raise RecipeError(
@@ -200,92 +251,6 @@ def check_piece(slot: str, spec: Spec, have: set[str], models: set[str], where: 
             f"{where}: {spec['name']!r} needs the model {name!r}, which does not exist{nearest(name, models)}"
         )
     return have | writes
-
-
-def check_fit(
-    fit: Fit,
-    flow: Flow,
-    where: str,
-    *,
-    role: str = "policy",
-    untrained: bool = False,
-    gives: Collection[str] = OUTPUTS["policy"],
-) -> None:
-    known_keys(fit.updates, [role], f"{where}.updates")
-    if fit.epochs < (0 if untrained else 1):
-        raise RecipeError(
-            f"{where}.epochs: expected 1 or more, got {fit.epochs}"
-            f"{'' if untrained else ' (0 only for a reward model with linear_probe)'}"
-        )
-    if not any(fit.updates.values()):
-        known = catalogue("objective").items()
-        fitting = sorted(name for name, one in known if one.outputs <= frozenset(gives))
-        raise RecipeError(
-            f"{where}.updates: no objective; write `{role}: [{{name: ...}}]` with one of {', '.join(fitting)}"
-        )
-    for role, parts in fit.updates.items():
-        labels = [spec["label"] for spec in parts]
-        if twice := next((label for label in labels if labels.count(label) > 1), None):
-            raise RecipeError(
-                f"{where}.updates.{role}: two objectives have the label {twice!r}, which identifies "
-                "metrics and state; give each its own `label`"
-            )
-        for spec in parts:
-            description = describe("objective", spec["name"])
-            at = f"{where}.updates.{role}"
-            _check_reads(description.named("reads", spec), flow.columns, spec["name"], at)
-            if missing := sorted(description.outputs - set(gives)):
-                hint = (
-                    "; set online.value_head to true, with `cadence: step`" if missing == ["values"] else ""
-                )
-                raise RecipeError(
-                    f"{at}: {spec['name']!r} needs {', '.join(missing)}, but the "
-                    f"{role.removesuffix('_model')} model outputs {', '.join(sorted(gives))}{hint}"
-                )
-            if description.readers and "logprobs" not in gives:
-                raise RecipeError(
-                    f"{at}: {spec['name']!r} reads {', '.join(sorted(description.readers))} from a language "
-                    f"model, but this trains a {role.removesuffix('_model')} model"
-                )
-            if "weight_column" in spec:
-                _check_reads(
-                    frozenset({spec["weight_column"]}), flow.columns, f"{spec['name']}.weight_column", at
-                )
-                if description.unit == "group":
-                    raise RecipeError(
-                        f"{at}: {spec['name']!r} has one term per group, but `weight_column` weights steps, "
-                        "rows or pairs"
-                    )
-            if "where" in spec:
-                _check_reads(frozenset({spec["where"]}), flow.columns, f"{spec['name']}.where", at)
-                if description.means:
-                    raise RecipeError(
-                        f"{at}: {spec['name']!r} reads means over other answers, which `where` does not "
-                        "restrict; remove it, or use a selector"
-                    )
-            try:
-                problem = legal(spec["reduce"], description.unit)
-            except RecipeError as unknown:
-                problem = str(unknown)
-            if problem:
-                raise RecipeError(f"{at}: {spec['name']!r}: {problem}")
-            if description.unit == "pair" and not flow.pairs:
-                raise RecipeError(
-                    f"{at}: {spec['name']!r} compares a chosen with a rejected answer, but its input has "
-                    "no pairs; add a "
-                    "selector that makes pairs, such as best_worst, or use a split of pairs"
-                )
-            if (
-                flow.pairs
-                and ("logprobs" in description.outputs or description.readers)
-                and description.unit != "pair"
-                and not description.reads
-            ):
-                raise RecipeError(
-                    f"{at}: {spec['name']!r} would also train on the rejected answers of the pairs; use "
-                    "'preference.chosen', "
-                    "or a selector such as best_of_n instead of one that makes pairs"
-                )
 
 
 def _check_people(online: Online, asked: Mapping[str, Any], where: str) -> None:
@@ -309,18 +274,3 @@ def _check_people(online: Online, asked: Mapping[str, Any], where: str) -> None:
         raise RecipeError(f"{where}: overlap {asked['overlap']} needs two simulated annotators, got one")
     if verifier and not describe("annotate", verifier, where=f"{where}.verifier").writes:
         raise RecipeError(f"{where}.verifier: {verifier!r} writes no reward")
-
-
-def _check_reads(reads: frozenset[str], have: set[str], name: str, where: str) -> None:
-    missing = sorted(reads - have)
-    if missing:
-        writers = [
-            f"{slot}: {other}"
-            for slot in ("select", "annotate")
-            for other, piece in catalogue(slot).items()
-            if piece.writes & set(missing)
-        ]
-        raise RecipeError(
-            f"{where}: {name!r} reads {missing}, which no earlier piece writes (available: {sorted(have)})"
-            + (f"; {', '.join(writers)} would" if 0 < len(writers) < 4 else "")
-        )

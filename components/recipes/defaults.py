@@ -11,7 +11,7 @@ from ratchet.components.recipes.arms import rollout_of
 from ratchet.components.recipes.conform import conform
 from ratchet.components.recipes.phases import with_sections
 from ratchet.components.recipes.ranges import Finite
-from ratchet.components.recipes.schema import Arm, BestOf, Evaluate, Online, Recipe, Spec
+from ratchet.components.recipes.schema import Arm, BestOf, Evaluate, Online, Recipe, Role, Spec
 from ratchet.components.recipes.sections import PROMPT_SECTIONS
 
 MEASURE_KEYS = ("label",)
@@ -110,12 +110,17 @@ def section_with_defaults(section: Any, name: str) -> Any:
         },
     )
     here: dict[str, Any] = {"fit": fit}
-    for slot in ("annotate", "select", "prepare"):
+    for slot in ("annotate", "select", "prepare", "fresh"):
         if hasattr(section, slot):
             here[slot] = _each(
                 "select" if slot == "select" else "annotate", getattr(section, slot), f"{name}.{slot}"
             )
+    if isinstance(section, Role) and section.target is not None:
+        here["target"] = resolve("reference", section.target, where=f"{name}.target")
     if isinstance(section, Online):
+        here["roles"] = {
+            role: section_with_defaults(one, f"{name}.roles.{role}") for role, one in section.roles.items()
+        }
         here["rollout"] = resolve("rollout", section.rollout, where=f"{name}.rollout")
         here["prompts"] = resolve("prompts", section.prompts, where=f"{name}.prompts")
         if isinstance(section.watch.gold, Mapping):

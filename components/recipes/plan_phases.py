@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from functools import partial
+from typing import Any
 
+from ratchet.components.piece import describe
 from ratchet.components.recipes.phases import Phase, asks_people, initial_phase, selectors
 from ratchet.components.recipes.planner import Planner, pick
 from ratchet.components.recipes.recipe import for_round, plain
 from ratchet.components.recipes.reward_models import certified
-from ratchet.components.recipes.schema import Demonstrate, Groups, Learn, Offline, Online, Preferences, Reward
+from ratchet.components.recipes.schema import (
+    Demonstrate,
+    Groups,
+    Learn,
+    Offline,
+    Online,
+    Preferences,
+    Reward,
+    Spec,
+)
 from ratchet.components.training.loop import optimised_rewards
 
 
@@ -150,14 +160,16 @@ def _online(planner: Planner, phase: Phase, section: Online) -> str:
         return _rounds(planner, phase, section)
     start = planner.start(phase)
     stage, file = planner.source(section.data)
-    reference = planner.initial if phase.short else start
     options = {
         key: value for key, value in plain(section).items() if key not in ("of", "seed", "advance", "does")
     }
-    inputs = {"policy": start, "reference": reference, "data": stage}
-    named = planner.named(section.annotate, section.prepare, initial=planner.initial, reference=reference)
-    inputs |= named | planner.named([section.rollout], slot="rollout", initial=planner.initial)
-    inputs |= planner.named(section.select, slot="select", initial=planner.initial)
+    begin = {"initial": start, "reference": start}
+    inputs = {"policy": start, "reference": start, "data": stage}
+    inputs |= {name: planner.models[role.of] if role.of else start for name, role in section.roles.items()}
+    for one in (section, *section.roles.values()):
+        inputs |= planner.named(getattr(one, "annotate", ()), one.prepare, one.fresh, **begin)
+        inputs |= planner.named(one.select, slot="select", **begin)
+    inputs |= planner.named([section.rollout], slot="rollout", **begin)
     name = "improve" if phase.short else phase.name
     made = planner.add(name, "improve", "weights", {**options, "data": file}, inputs, phase=phase)
     planner.rounds.append((made, ""))
@@ -166,77 +178,113 @@ def _online(planner: Planner, phase: Phase, section: Online) -> str:
 
 def _rounds(planner: Planner, phase: Phase, whole: Online) -> str:
     """Four stages a round; the last of them has the weights."""
-    prefix = "" if phase.short else f"{phase.name}_"
-    initial = policy = previous = planner.start(phase)
-    stage, file = planner.source(whole.data)
-    kept: list[str] = []  # selections that together contain each earlier round's choice once
-    scored: list[str] = []
+    state = _Rounds(planner, phase, planner.start(phase))
     for i in range(1, whole.rounds + 1):
-        online = for_round(whole, i, phase.where)
-        add = partial(planner.add, phase=phase, round=i)
-        current = initial if online.sample_from == "initial" else policy
-        reference = _reference(online, initial, current)
-        models = {"policy": current, "initial": initial}
-        answers = add(
-            f"{prefix}rollout_{i}",
-            "rollout",
-            "groups",
-            {**pick(online, "rollout", "prompts", "prompts_per_round", "rounds"), "data": file, "round": i},
-            {
-                "policy": current,
-                "data": stage,
-                **planner.named([online.rollout], slot="rollout", reference=reference, **models),
-            },
-        )
-        if asked := asks_people(online):
-            answers = add(
-                f"{prefix}ask_{i}",
-                "ask",
-                "groups",
-                {"people": plain(asked), "round": i},
-                {"groups": answers, "policy": current},
-                heavy=False,
-            )
-        gold = planner.gold if online.watch.gold is True else {}
-        marked = add(
-            f"{prefix}annotate_{i}",
-            "annotate",
-            "groups",
-            {
-                **pick(online, "annotate", "max_failed", "watch", "health"),
-                "round": i,
-                "optimised": optimised_rewards(online.annotate, online.select),
-            },
-            {
-                **{"groups": answers, **models, **gold},
-                **planner.named(online.annotate, _watched(online), reference=reference),
-                **{f"scored_{j}": earlier for j, earlier in enumerate(scored, 1)},
-            },
-        )
-        chosen = add(
-            f"{prefix}select_{i}",
-            "select",
-            "groups",
-            {**pick(online, "select", "prepare"), "round": i},
-            {
-                **{"groups": marked, "policy": current, "reference": reference},
-                **planner.named(online.prepare, initial=initial, reference=reference),
-                **planner.named(online.select, slot="select", initial=initial, reference=reference),
-                **({f"earlier_{j}": s for j, s in enumerate(kept, 1)} if online.keep_earlier else {}),
-            },
-        )
-        kept = [chosen] if online.keep_earlier else [*kept, chosen]
-        scored.append(marked)
-        update = add(
-            f"{prefix}optimise_{i}",
+        state.add_round(for_round(whole, i, phase.where), i, whole.data)
+    return state.policy
+
+
+class _Rounds:
+    """Stages of the rounds so far: `policy` and `previous` weights, `scored` answers, `kept` selections that
+    together contain each earlier round's choice once, and by kind of stage the last one (`before`).
+    """
+
+    def __init__(self, planner: Planner, phase: Phase, start: str) -> None:
+        self.planner, self.phase, self.prefix = planner, phase, "" if phase.short else f"{phase.name}_"
+        self.initial = self.policy = self.previous = start
+        self.scored: list[str] = []
+        self.kept: list[str] = []
+        self.before: dict[str, str] = {}
+
+    def add_round(self, online: Online, number: int, data: str) -> None:
+        current = self.initial if online.sample_from == "initial" else self.policy
+        reference = _reference(online, self.initial, current)
+        answers = self._rollout(online, number, data, current, reference)
+        marked = self._annotate(online, number, answers, current, reference)
+        chosen = self._select(online, number, marked, current, reference)
+        update = self._add(
             "optimise",
-            "weights",
-            {"fit": plain(online.fit), "round": i},
-            {"policy": policy, "groups": chosen, "annotated": marked, "previous": previous},
+            number,
+            {"fit": plain(online.fit)},
+            {"policy": self.policy, "groups": chosen, "annotated": marked, "previous": self.previous},
+            kind="weights",
         )
-        planner.rounds.append((update, marked))
-        previous, policy = policy, update
-    return policy
+        self.planner.rounds.append((update, marked))
+        self.previous, self.policy = self.policy, update
+
+    def _add(
+        self, does: str, number: int, options: Any, inputs: Any, kind: str = "groups", **more: Any
+    ) -> str:
+        return self.planner.add(
+            f"{self.prefix}{does}_{number}",
+            does,
+            kind,
+            {**options, "round": number},
+            inputs,
+            phase=self.phase,
+            round=number,
+            **more,
+        )
+
+    def _state(self, does: str, **slots: Sequence[Spec]) -> dict[str, str]:
+        """The input with the state of a stage's pieces: the same stage of the round before."""
+        return {"before": self.before[does]} if does in self.before and _memory(**slots) else {}
+
+    def _rollout(self, online: Online, number: int, data: str, current: str, reference: str) -> str:
+        """The stage with the answers, and with the scores of people if they give some."""
+        stage, file = self.planner.source(data)
+        named = self.planner.named(
+            [online.rollout], slot="rollout", reference=reference, policy=current, initial=self.initial
+        )
+        adaptive = self.scored and _memory(prompts=[online.prompts])
+        inputs = {
+            **{"policy": current, "data": stage, **named},
+            **self._state("rollout", prompts=[online.prompts], rollout=[online.rollout]),
+            **({"answered": self.scored[-1]} if adaptive else {}),
+        }
+        options = pick(online, "rollout", "prompts", "prompts_per_round", "rounds")
+        answers = self._add("rollout", number, {**options, "data": file}, inputs)
+        self.before["rollout"] = answers
+        if (people := asks_people(online)) is None:
+            return answers
+        models = {"groups": answers, "policy": current}
+        return self._add("ask", number, {"people": plain(people)}, models, heavy=False)
+
+    def _annotate(self, online: Online, number: int, answers: str, current: str, reference: str) -> str:
+        options = {
+            **pick(online, "annotate", "max_failed", "watch", "health"),
+            "optimised": optimised_rewards(online.annotate, online.select),
+        }
+        inputs = {
+            **{"groups": answers, "policy": current, "initial": self.initial},
+            **(self.planner.gold if online.watch.gold is True else {}),
+            **self.planner.named(online.annotate, _watched(online), reference=reference),
+            **{f"scored_{j}": earlier for j, earlier in enumerate(self.scored, 1)},
+            **self._state("annotate", annotate=online.annotate),
+        }
+        marked = self._add("annotate", number, options, inputs)
+        self.scored.append(marked)
+        self.before["annotate"] = marked
+        return marked
+
+    def _select(self, online: Online, number: int, marked: str, current: str, reference: str) -> str:
+        own, named = {"initial": self.initial, "reference": reference}, self.planner.named
+        inputs = {
+            **{"groups": marked, "policy": current, "reference": reference},
+            **named(online.prepare, **own),
+            **named(online.select, slot="select", **own),
+            **({f"earlier_{j}": s for j, s in enumerate(self.kept, 1)} if online.keep_earlier else {}),
+            **self._state("select", select=online.select, annotate=online.prepare),
+        }
+        chosen = self._add("select", number, pick(online, "select", "prepare"), inputs)
+        self.kept = [chosen] if online.keep_earlier else [*self.kept, chosen]
+        self.before["select"] = chosen
+        return chosen
+
+
+def _memory(**slots: Sequence[Spec]) -> bool:
+    """Whether one of these pieces has state."""
+    return any(describe(slot, spec["name"]).memory for slot, specs in slots.items() for spec in specs)
 
 
 def _reference(online: Online, initial: str, current: str) -> str:

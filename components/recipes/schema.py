@@ -229,6 +229,24 @@ class Offline(Learn):
 
 
 @record
+class Role:
+    """A further model that an online phase trains beside the policy, such as a critic. Pieces use it by the
+    role's name. It learns before the policy in each step, from its own choice of the scored groups.
+    """
+
+    fit: Fit  # training in a step; `updates` has one key, the role's name
+    of: str = ""  # model of the recipe or earlier phase to start from; empty: as the policy
+    value_head: Bool = False  # train a value head
+    select: Sequence[Spec] = ()  # selectors
+    prepare: Sequence[Spec] = ()  # columns that the objectives read
+    fresh: Sequence[
+        Spec
+    ] = ()  # columns computed before each optimiser step, under the weights of that moment
+    target: Spec | None = None  # reference update of `NAME_target`, which follows after each optimiser step
+    start: Count = 1  # first step in which it learns
+
+
+@record
 class Online:
     """Learning from the policy's own answers, in rounds (four tracked stages each) or in on-policy steps (one
     stage, in memory).
@@ -248,6 +266,11 @@ class Online:
     reference: Literal["initial", "previous"] | Mapping[str, Any] = "initial"
     sample_from: Literal["current", "initial"] = "current"  # initial: the offline control
     keep_earlier: Bool = False  # train on earlier rounds' groups too
+    fresh: Sequence[
+        Spec
+    ] = ()  # columns computed before each optimiser step, under the weights of that moment
+    start: Count = 1  # first step in which the policy learns, after the further roles
+    roles: Mapping[str, Role] = field(default_factory=dict)  # further models trained beside the policy
     value_head: Bool = False  # train a value head beside the policy (PPO)
     max_failed: Share = 0.1  # share of failed rewards that stops the run
     watch: Watch = field(default_factory=Watch)  # what each round measures besides rewards

@@ -22,40 +22,37 @@ from ratchet.components.protocols import Engine
 from ratchet.components.stages import progress
 from ratchet.components.stages.job import Job
 from ratchet.components.stages.shards import sharded_engine
-from ratchet.components.training.loop import (
-    annotate_groups,
-    pieces,
-    prepare_groups,
-    round_metrics,
-    select_groups,
-    texts_read,
-    tokenised,
-)
-from ratchet.components.training.postconditions import check_rollout
+from ratchet.components.training import rounds
+from ratchet.components.training.loop import texts_read
+from ratchet.components.training.round_metrics import round_metrics
 from ratchet.components.types import Context, Group
 
 
 def rollout(job: Job) -> dict[str, Any]:
     """Sample this round's prompts and let the current policy answer them."""
-    options = job.options
+    options, context = job.options, context_of(job)
     prompts = [group.prompt for group in read_groups(job.path("data") / f"{options['data']}.parquet")]
-    choose = build("prompts", options["prompts"])
-    mine = choose(
-        prompts,
-        count=options["prompts_per_round"],
-        round=options["round"],
-        rounds=options["rounds"],
-        seed=options["seed"],
-    )
-    context = context_of(job)
+    built = pieces_of(job)
+    if "answered" in job.inputs:
+        rounds.learn_prompts(read_groups(job.path("answered") / "groups.parquet"), built)
+    mine = rounds.choose(prompts, built, options, context)
     each = options["rollout"].get("responses_per_prompt")
     progress.expect("answers", each and each * len(mine))
     began = time.monotonic()
-    groups = check_rollout(build("rollout", options["rollout"])(mine, context), options)
+    groups = rounds.sample(mine, built, options, context)
     seconds = time.monotonic() - began  # includes loading the model
     write_groups(job.work.product / "groups.parquet", groups)
+    built.save(job.work.product)
     tokens = sum(sum(t.mask) for g in groups for t in g.trajectories)
     return sampling_summary(groups, tokens, seconds)
+
+
+def pieces_of(job: Job) -> rounds.Pieces:
+    """The pieces of a stage of a round, with the state that the same stage of the round before left them."""
+    built = rounds.Pieces(job.options)
+    if "before" in job.inputs:
+        built.restore(job.path("before"))
+    return built
 
 
 def sampling_summary(groups: Sequence[Group], tokens: int, seconds: float) -> dict[str, Any]:
@@ -84,9 +81,8 @@ def annotate(job: Job) -> dict[str, Any]:
         texts_read(options["annotate"]) * _answers(groups)
         + (min(watched, len(groups)) if measures_kl else 0),
     )
-    marked, counts = annotate_groups(
-        groups, pieces("annotate", options["annotate"]), context, max_failed=options["max_failed"]
-    )
+    built = pieces_of(job)
+    marked, counts = rounds.score(groups, built, options, context)
     numbers = round_metrics(
         marked,
         options["annotate"],
@@ -106,6 +102,7 @@ def annotate(job: Job) -> dict[str, Any]:
             "is kept; fix the cause or change `online.health` and run again"
         )
     write_groups(job.work.product / "groups.parquet", marked)
+    built.save(job.work.product)
     return {
         "counts": counts,
         "round_metrics": numbers,
@@ -151,7 +148,8 @@ def select(job: Job) -> dict[str, Any]:
         for i in job.rounds("earlier_")
         for group in read_groups(job.path(f"earlier_{i}") / "groups.parquet")
     ]
-    chosen, counts = select_groups(groups, pieces("select", options["select"]), context, earlier=earlier)
+    built, tokenizer = pieces_of(job), load_tokenizer(job.path("policy"))
+    chosen, counts = rounds.select(groups, built, context, tokenizer, earlier=earlier)
     if not chosen:
         raise DataError(
             f"round {options['round']}: no group is left after selection ({counts}); usually all answers "
@@ -159,11 +157,8 @@ def select(job: Job) -> dict[str, Any]:
             "the same reward. Raise the temperature or responses_per_prompt, or inspect the rewards"
         )
     progress.expect("texts", texts_read(options["prepare"]) * _answers(chosen))
-    chosen = tokenised(chosen, load_tokenizer(job.path("policy")))
-    write_groups(
-        job.work.product / "groups.parquet",
-        prepare_groups(chosen, pieces("annotate", options["prepare"]), context),
-    )
+    write_groups(job.work.product / "groups.parquet", rounds.prepare(chosen, built, context))
+    built.save(job.work.product)
     return {"counts": counts}
 
 
@@ -175,15 +170,10 @@ def prepare_offline(job: Job) -> dict[str, Any]:
     groups, read, warnings = encoded(job, options["where"], tokenizer)
     context = context_of(job)
     progress.expect("texts", texts_read([*options["annotate"], *options["prepare"]]) * _answers(groups))
-    marked, scored = annotate_groups(
-        groups, pieces("annotate", options["annotate"]), context, max_failed=options["max_failed"]
-    )
-    chosen, counts = select_groups(marked, pieces("select", options["select"]), context)
-    chosen = tokenised(chosen, tokenizer)
-    write_groups(
-        job.work.product / "groups.parquet",
-        prepare_groups(chosen, pieces("annotate", options["prepare"]), context),
-    )
+    built = rounds.Pieces(options)
+    marked, scored = rounds.score(groups, built, options, context)
+    chosen, counts = rounds.select(marked, built, context, tokenizer)
+    write_groups(job.work.product / "groups.parquet", rounds.prepare(chosen, built, context))
     return {"counts": {**read, **scored, **counts}, "warnings": warnings}
 
 

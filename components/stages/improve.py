@@ -1,13 +1,10 @@
-"""Stage `improve`: on-policy training steps in memory (rollout, annotate, select, train), as one stage with
-many steps.
-"""
+"""Stage `improve`: on-policy steps in memory, each a round of `components/training/rounds.py`."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 from ratchet.components.data.groups import read_groups, write_groups
@@ -17,6 +14,7 @@ from ratchet.components.inference.choose import engine_of, live_engine
 from ratchet.components.inference.torch import weights_digest
 from ratchet.components.models.lora import AdapterDisabledReference
 from ratchet.components.piece import build, models_of
+from ratchet.components.protocols import Memory
 from ratchet.components.stages.experience import context_of
 from ratchet.components.stages.job import Job
 from ratchet.components.stages.probe import agree, verify_saved, weights_precision
@@ -24,23 +22,17 @@ from ratchet.components.stages.train import make_learner
 from ratchet.components.stages.watch import Health
 from ratchet.components.storage.checkpoints import Log, latest, load_checkpoint, save_checkpoint
 from ratchet.components.training import ranks
-from ratchet.components.training.loop import (
-    Named,
-    annotate_groups,
-    optimised_rewards,
-    pieces,
-    prepare_groups,
-    round_metrics,
-    select_groups,
-    stateful_pieces,
-    tokenised,
-    without_failed,
-)
+from ratchet.components.training.loop import optimised_rewards, pieces, prepare_groups, without_failed
 from ratchet.components.training.objectives import parts
-from ratchet.components.training.packing import order
-from ratchet.components.training.postconditions import check_rollout, check_step_counts
-from ratchet.components.training.trainer import memories, one_step, save_is_due
+from ratchet.components.training.postconditions import check_step_counts
+from ratchet.components.training.roles import Follower, Role
+from ratchet.components.training.round_metrics import round_metrics
+from ratchet.components.training.rounds import Pieces, Round, one_round, sample, update
+from ratchet.components.training.trainer import memories, save_is_due
 from ratchet.components.types import Context, Group
+
+ROLES = "roles"
+"""Folder of the product with the models of further roles."""
 
 
 def improve(job: Job) -> dict[str, Any]:
@@ -50,169 +42,224 @@ def improve(job: Job) -> dict[str, Any]:
     Resumes bit for bit from the last checkpoint: every random choice depends on (seed, step) and on the state
     of the pieces, which are built once and saved in the checkpoint.
     """
-    options, profile, seed = job.options, job.options["profile"], job.options["seed"]
-    prompts = [g.prompt for g in read_groups(job.path("data") / f"{options['data']}.parquet")]
-    kind = "policy_with_value" if options["value_head"] else "policy"
-    units = options["prompts_per_round"] * options["rounds"]
-    learner = make_learner(job.path("policy"), kind, options["fit"], profile, units)
-    updates = {role: parts(specs) for role, specs in options["fit"]["updates"].items()}
-    learners = dict.fromkeys(updates, learner)
-    choose, sample = build("prompts", options["prompts"]), build("rollout", options["rollout"])
-    annotate, prepare = pieces("annotate", options["annotate"]), pieces("annotate", options["prepare"])
-    select = pieces("select", options["select"])
-    stateful = {
-        **memories(updates),
-        **stateful_pieces(
-            prompts=[Named("choose", choose)],
-            rollout=[Named("sample", sample)],
-            annotate=annotate,
-            select=select,
-            prepare=prepare,
-        ),
-    }
-    reference = None
-    if options["reference"] != "initial":
+    run = Steps(job)
+    prompts = [g.prompt for g in read_groups(job.path("data") / f"{job.options['data']}.parquet")]
+    rounds, every = job.options["rounds"], job.options["fit"]["save_every"]
+    log, saved = Log(job.work.metrics, after=run.state["step"]), time.monotonic()
+    this: Round | None = None
+    while run.state["step"] < rounds:
+        number = run.state["step"] + 1
+        this = run.round(prompts, number)
+        log(this.line, number, rounds)
+        if number < rounds and save_is_due(every, number, saved):
+            save_checkpoint(job.work.progress, run.state, run.learners, run.stateful)
+            saved = time.monotonic()
+    if not run.state["updates"] and not run.state["held"]:
+        raise DataError(
+            f"no group was selected in any of {run.state['step']} steps: usually all answers to each prompt "
+            "have the "
+            "same reward. Raise responses_per_prompt or the temperature, or use easier prompts"
+        )
+    check_step_counts({"policy": run.learner}, run.state["step"], rounds, run.state["updates"])
+    for role in run.roles:
+        check_step_counts(
+            {role.name: role.learner}, run.state["step"], rounds, run.state["role_updates"][role.name]
+        )
+    assert this is not None
+    return {**run.finish(this), **log.last}
+
+
+@final
+class Steps:
+    """The models, pieces and state of the stage: `learners` by role, `stateful` everything else that a
+    checkpoint keeps, `state` the counters.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.options = job, job.options
+        self.profile: Mapping[str, Any] = job.options["profile"]
+        options, units = job.options, job.options["prompts_per_round"] * job.options["rounds"]
+        kind = "policy_with_value" if options["value_head"] else "policy"
+        self.learner = make_learner(job.path("policy"), kind, options["fit"], self.profile, units)
+        self.objectives = {role: parts(specs) for role, specs in options["fit"]["updates"].items()}
+        self.built, self.fresh = Pieces(options), pieces("annotate", options["fresh"])
+        self.health = Health(options, self.learner)
+        self.models = context_of(job).models
+        self.engine, self.refresh = live_engine(
+            self.profile, self.learner, job.work.progress / "current", kind
+        )
+        self.reference = self._reference(kind)
+        self.roles = [_role(job, name, section, units) for name, section in options["roles"].items()]
+        self.live = self._live()
+        self.learners = {
+            **dict.fromkeys(self.objectives, self.learner),
+            **{role.name: role.learner for role in self.roles},
+        }
+        self.stateful: dict[str, Memory] = {
+            **memories(self.objectives),
+            **self.built.memories,
+            **{name: memory for role in self.roles for name, memory in role.memories.items()},
+            **({"reference": self.reference} if self.reference else {}),
+            "health": self.health,
+        }
+        self.state: dict[str, Any] = {
+            "step": 0,
+            "updates": 0,
+            "counts": {},
+            "held": 0,
+            "role_updates": {role.name: 0 for role in self.roles},
+        }
+        if checkpoint := latest(job.work.progress):
+            self.state = load_checkpoint(checkpoint, self.learners, self.stateful)
+            self._follow()
+
+    def _reference(self, kind: Any) -> Follower | None:
+        """The moving reference; None if the reference is the policy before the first step."""
+        if self.options["reference"] == "initial":
+            return None
         exact = {
-            **profile,
+            **self.profile,
             "engine": "torch",
             "precision": "float32",
         }  # reference updates (e.g. EMA) are smaller than half precision resolves
-        start = engine_of(exact, job.path("reference"), kind)
-        reference = stateful["reference"] = Reference(start, build("reference", options["reference"]))
-    health = stateful["health"] = Health(options, learner)
-    state: dict[str, Any] = {"step": 0, "updates": 0, "counts": {}, "held": 0}
-    checkpoint = latest(job.work.progress)
-    if checkpoint:
-        state = load_checkpoint(checkpoint, learners, stateful)
-    log = Log(job.work.metrics, after=state["step"])
-    models = context_of(job).models
-    engine, follow = live_engine(profile, learner, job.work.progress / "current", kind)
-    live: dict[str, Any] = {"policy": engine, **({"reference": reference.engine} if reference else {})}
-    if (
-        reference is None
-        and hasattr(learner.trained, "disable_adapter")
-        and job.inputs["reference"].path == job.inputs["policy"].path
-        and "reference" not in models_of(options["rollout"])
-    ):
-        live["reference"] = AdapterDisabledReference(
-            learner, profile["tokens_per_microbatch"], weights_digest(job.path("reference"))
-        )
-    initial = (
-        (models if reference else Overlay(models, live)).get("reference")
-        if options["watch"].get("kl_prompts")
-        else None
-    )
+        start = engine_of(exact, self.job.path("reference"), kind)
+        return Follower(start, build("reference", self.options["reference"]))
 
-    def metrics_of(groups: Sequence[Group], specs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    def _live(self) -> dict[str, Any]:
+        """Engines whose weights change, and the reference of an adapter, by their names in pieces."""
+        live: dict[str, Any] = {"policy": self.engine}
+        for role in self.roles:
+            live |= role.models
+        if self.reference:
+            live["reference"] = self.reference.engine
+        elif hasattr(self.learner.trained, "disable_adapter") and "reference" not in models_of(
+            self.options["rollout"]
+        ):
+            live["reference"] = AdapterDisabledReference(
+                self.learner,
+                self.profile["tokens_per_microbatch"],
+                weights_digest(self.job.path("reference")),
+            )
+        return live
+
+    def _follow(self) -> None:
+        """Show the learners' weights to the pieces."""
+        self.refresh()
+        for role in self.roles:
+            role.refresh()
+
+    def context(self, number: int) -> Context:
+        return Context(models=Overlay(self.models, self.live), seed=self.options["seed"], round=number)
+
+    def round(self, prompts: Sequence[Any], number: int) -> Round:
+        """One on-policy step."""
+        this = one_round(
+            prompts,
+            self.built,
+            self.options,
+            self.context(number),
+            tokenizer=self.learner.tokenizer,
+            check_sampled=lambda groups: {
+                "rollout/sampler_difference": agree(self.learner, fresh(groups), self.profile)
+            },
+            check_scored=lambda groups: self._check(groups, number),
+            learn_roles=self._learn_roles,
+            learn=self._learn,
+        )
+        self.state["counts"] = dict(Counter(self.state["counts"]) + Counter(this.counts))
+        if this.chosen or this.rolled_back:
+            self.refresh()
+            if self.reference:
+                self.reference.follow(self.engine)
+        self.state["step"] = number
+        return this
+
+    def _check(self, groups: Sequence[Group], number: int) -> tuple[dict[str, float], bool]:
+        """Metrics of the scored answers, and whether a health rule rolled the policy back."""
+        numbers = self._metrics(groups, self.options["annotate"])
+        return numbers, self.health(number, numbers, self.state)
+
+    def _metrics(self, groups: Sequence[Group], specs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Round metrics from rank 0, so that all ranks decide alike."""
-        itself = not state["updates"] and job.inputs["policy"].digest == job.inputs["reference"].digest
+        options, watched = self.options, self.options["watch"].get("kl_prompts", 0)
+        models = self.models if self.reference else Overlay(self.models, self.live)
         found = round_metrics(
             groups,
             specs,
             optimised=optimised_rewards(options["annotate"], options["select"]) if specs else (),
-            reference=initial,
-            kl_prompts=options["watch"].get("kl_prompts", 0),
-            itself=itself,
+            reference=models.get("reference") if watched else None,
+            kl_prompts=watched,
+            itself=not self.state["updates"],
         )
         return ranks.once(lambda: found)
 
-    chosen: list[Group] = []
-    saved = time.monotonic()
-    while state["step"] < options["rounds"]:
-        number = state["step"] + 1
-        ctx = Context(models=Overlay(models, live), seed=seed, round=number)
-        round_prompts = choose(
-            prompts, count=options["prompts_per_round"], round=number, rounds=options["rounds"], seed=seed
+    def _learn_roles(self, groups: Sequence[Group], ctx: Context) -> dict[str, float]:
+        line: dict[str, float] = {}
+        for role in self.roles:
+            line |= role.learn(
+                groups,
+                ctx,
+                tokenizer=self.learner.tokenizer,
+                tokens=self.profile["tokens_per_microbatch"],
+            )
+            self.state["role_updates"][role.name] = role.learner.steps
+        return line
+
+    def _learn(self, groups: Sequence[Group], ctx: Context) -> tuple[dict[str, float], int]:
+        line, steps = update(
+            dict.fromkeys(self.objectives, self.learner),
+            self.objectives,
+            groups,
+            self.options["fit"],
+            tokens=self.profile["tokens_per_microbatch"],
+            seed=ctx.seed + ctx.round,
+            before=(lambda some: prepare_groups(some, self.fresh, ctx)) if self.fresh else None,
+            after=self.refresh if self.fresh else None,
         )
-        groups = check_rollout(ranks.spread(round_prompts, lambda mine, ctx=ctx: sample(mine, ctx)), options)
-        line = {"rollout/sampler_difference": agree(learner, fresh(groups), profile)}
-        marked, counts = annotate_groups(groups, annotate, ctx, max_failed=options["max_failed"])
-        if hasattr(choose, "update"):
-            choose.update(marked)
-        numbers = metrics_of(marked, options["annotate"])
-        held = health(number, numbers, state)
-        line |= {f"rollout/{k}": v for k, v in numbers.items()} | {"health/held": float(held)}
-        chosen, selected = ([], {}) if held else select_groups(marked, select, ctx)
-        chosen = prepare_groups(tokenised(chosen, learner.tokenizer), prepare, ctx)
-        line["select/groups"] = float(len(chosen))
-        line |= {f"rollout/{k}": float(v) for k, v in counts.items()} | {
-            f"select/{k}": float(v) for k, v in selected.items()
+        self.state["updates"] += steps
+        return line, steps
+
+    def finish(self, this: Round) -> dict[str, Any]:
+        """Sample the final weights once more, save and verify them. Returns the summary."""
+        job, state, tokens = self.job, self.state, self.profile["tokens_per_microbatch"]
+        # The final weights have not been sampled yet.
+        last, _ = without_failed(
+            sample(this.prompts, self.built, self.options, self.context(state["step"] + 1))
+        )
+        difference, numbers = agree(self.learner, fresh(last), self.profile), self._metrics(last, ())
+        self.health(state["step"], numbers, state)
+        self.learner.save(job.work.product)
+        for role in self.roles:
+            role.learner.save(job.work.product / ROLES / role.name)
+        if this.chosen:
+            ranks.once(lambda: write_groups(job.work.product / "last_groups.parquet", this.chosen))
+        return {
+            "steps": state["step"],
+            "updates": state["updates"],
+            **({"role_updates": state["role_updates"]} if self.roles else {}),
+            "counts": state["counts"],
+            "held_steps": state["held"],
+            **self.health.summary(),
+            "probe": {"ended": 1 - numbers["truncated"], "sampler_difference": difference},
+            "reload_difference": verify_saved(
+                job.work.product,
+                self.learner,
+                last[:2],
+                kind="policy",
+                tokens=tokens,
+                precision=weights_precision(self.profile),
+            ),
         }
-        state["counts"] = dict(Counter(state["counts"]) + Counter(counts) + Counter(selected))
-        if chosen:
-            batch = options["fit"]["batch"]
-            for epoch in range(options["fit"]["epochs"]):
-                indices = order(len(chosen), epoch, seed + number)
-                for i in range(math.ceil(len(chosen) / batch)):
-                    line |= one_step(
-                        learners,
-                        updates,
-                        [chosen[j] for j in indices[i * batch : (i + 1) * batch]],
-                        tokens=profile["tokens_per_microbatch"],
-                    )
-                    state["updates"] += 1
-        if chosen or held:
-            follow()
-            if reference:
-                reference.follow(engine)
-        state["step"] = number
-        log(line, number, options["rounds"])
-        if number < options["rounds"] and save_is_due(options["fit"]["save_every"], number, saved):
-            save_checkpoint(job.work.progress, state, learners, stateful)
-            saved = time.monotonic()
-    if not state["updates"] and not state["held"]:
-        raise DataError(
-            f"no group was selected in any of {state['step']} steps: usually all answers to each prompt "
-            "have the "
-            "same reward. Raise responses_per_prompt or the temperature, or use easier prompts"
-        )
-    check_step_counts(learners, state["step"], options["rounds"], state["updates"])
-    ctx = Context(models=Overlay(models, live), seed=seed, round=state["step"] + 1)
-    last, _ = without_failed(
-        ranks.spread(round_prompts, lambda mine: sample(mine, ctx))
-    )  # the final weights have not been sampled yet
-    difference, numbers = agree(learner, fresh(last), profile), metrics_of(last, ())
-    health(state["step"], numbers, state)
-    learner.save(job.work.product)
-    summary: dict[str, Any] = {
-        "steps": state["step"],
-        "updates": state["updates"],
-        "counts": state["counts"],
-        "held_steps": state["held"],
-        **health.summary(),
-        **log.last,
-    }
-    if chosen:
-        ranks.once(lambda: write_groups(job.work.product / "last_groups.parquet", chosen))
-    summary["probe"] = {"ended": 1 - numbers["truncated"], "sampler_difference": difference}
-    summary["reload_difference"] = verify_saved(
-        job.work.product,
-        learner,
-        last[:2],
-        kind="policy",
-        tokens=profile["tokens_per_microbatch"],
-        precision=weights_precision(profile),
-    )
-    return summary
 
 
-@final
-class Reference:
-    """A moving reference model, updated after each policy update (e.g. by an exponential moving average)."""
-
-    def __init__(self, engine: Any, update: Callable[..., Mapping[str, Any]]) -> None:
-        self.engine, self.update = engine, update
-
-    def follow(self, policy: Any) -> None:
-        self.engine.model.load_state_dict(
-            self.update(self.engine.model.state_dict(), policy.model.state_dict())
-        )
-
-    def state(self) -> dict[str, Any]:
-        return dict(self.engine.model.state_dict())
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.engine.model.load_state_dict(state)
+def _role(job: Job, name: str, section: Mapping[str, Any], units: int) -> Role:
+    """The learner, live engine and target of a role, all from the weights of the input of its name."""
+    profile, kind = job.options["profile"], "policy_with_value" if section["value_head"] else "policy"
+    learner = make_learner(job.path(name), kind, section["fit"], profile, units)
+    engine, refresh = live_engine(profile, learner, job.work.progress / f"current_{name}", kind)
+    exact = {**profile, "engine": "torch", "precision": "float32"}
+    target = engine_of(exact, job.path(name), kind) if section["target"] is not None else None
+    return Role(name, section, learner, engine, refresh, target)
 
 
 class Overlay(Mapping[str, Any]):

@@ -1,16 +1,14 @@
 """Processing of sampled groups before training, shared by rounds and on-policy steps: annotate, select,
-prepare, round metrics.
+prepare. `components/training/rounds.py` makes a round of these.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
-from statistics import fmean, stdev
 from typing import Any, NamedTuple, final
 
 from ratchet.components.errors import DataError
@@ -22,18 +20,29 @@ from ratchet.components.types import OK, Columns, Context, Group
 
 
 class Named(NamedTuple):
-    """A built piece with its recipe name and the columns it reads."""
+    """A built piece with its recipe name, the columns it reads, the models it uses, and whether each group's
+    values depend on that group alone.
+    """
 
     name: str
     call: Callable[..., Any]
     reads: frozenset[str] = frozenset()
+    models: frozenset[str] = frozenset()
+    by_group: bool = False
 
 
 def pieces(slot: str, specs: Sequence[Mapping[str, Any]]) -> list[Named]:
     """Build the pieces of a slot, in order. Stateful pieces must be built once and reused."""
     return [
-        Named(spec["name"], build(slot, spec), describe(slot, spec["name"]).named("reads", spec))
+        Named(
+            spec["name"],
+            build(slot, spec),
+            described.named("reads", spec),
+            described.named("models", spec),
+            described.by_group,
+        )
         for spec in specs
+        for described in [describe(slot, spec["name"])]
     ]
 
 
@@ -55,7 +64,9 @@ def annotate_groups(
     A trajectory whose reward failed, was skipped or is not finite is dropped and counted; `DataError` if the
     dropped share exceeds `max_failed`. A group that loses all its trajectories is dropped too.
 
-    Rewards are computed on rank 0 and broadcast, because a reward may be slow, remote or nondeterministic.
+    Over several ranks, an annotator with `by_group` computes each group once, on one of them (a model's
+    log-probs then differ by the rounding of another packing, below 1e-5); other rewards are computed on rank
+    0, since they may be slow or nondeterministic; anything else on every rank.
     Provenance: the prompt's meta `reward_models` maps each reward column to {model name: weights digest} of
     the reward models behind it, including those of the columns it was derived from.
     """
@@ -66,44 +77,18 @@ def annotate_groups(
             f"rollout: the trajectories of all {len(given)} prompts failed; nothing can be rewarded"
         )
     sources: dict[str, dict[str, str]] = {}
-    for name, annotator, reads in annotators:
-        work = functools.partial(_run_annotator, annotator, groups, ctx)
-        written, used = ranks.once(work) if name.startswith("rewards.") else work()
-        groups = [
-            g.extended({column: values[i] for column, values in written.items()})
-            for i, g in enumerate(groups)
-        ]
+    for annotator in annotators:
+        written, used = run_annotator(annotator, groups, ctx)
+        groups = _extended(groups, written)
         rewards = [
             column for column in written if column.startswith("reward.") and not column.endswith(".status")
         ]
         for column in rewards:
             sources[column] = used | {
-                model: weights for read in reads for model, weights in sources.get(read, {}).items()
+                model: weights for read in annotator.reads for model, weights in sources.get(read, {}).items()
             }
-        kept, total, first = [], 0, ""
-        for group in groups if rewards else ():
-            good = []
-            for i in range(len(group.trajectories)):
-                total += 1
-                bad = next((why for column in rewards if (why := _fault(group, column, i))), None)
-                if bad is None:
-                    good.append(i)
-                else:
-                    counts[f"{name} {bad.split(':')[0]}"] += 1
-                    first = first or bad
-            if len(good) < len(group.trajectories):
-                counts["groups short of responses"] += bool(good)
-                counts["groups without any reward"] += not good
-            if good:
-                kept.append(group.take(good))
-        lost = total - sum(len(g.trajectories) for g in kept)
-        if total and (lost / total > max_failed or lost == total):
-            raise DataError(
-                f"{name}: {lost} of {total} rewards failed or were skipped (at most {max_failed:.0%} "
-                "allowed, and never all); "
-                f"first failure: {first}"
-            )
-        groups = kept if rewards else groups
+        if rewards:
+            groups = _rewarded(groups, annotator.name, rewards, counts, max_failed)
     if any(sources.values()):
         groups = [
             dataclasses.replace(
@@ -112,6 +97,44 @@ def annotate_groups(
             for g in groups
         ]
     return groups, {"groups": len(groups), "trajectories": sum(len(g.trajectories) for g in groups), **counts}
+
+
+def _extended(groups: Sequence[Group], written: Columns) -> list[Group]:
+    return [
+        g.extended({column: values[i] for column, values in written.items()}) for i, g in enumerate(groups)
+    ]
+
+
+def _rewarded(
+    groups: Sequence[Group], name: str, rewards: Sequence[str], counts: Counter[str], max_failed: float
+) -> list[Group]:
+    """The groups without trajectories of which one of the `rewards` cannot be trained on; counts them by
+    reason. `DataError` if the dropped share exceeds `max_failed`, or nothing is left.
+    """
+    kept, total, first = [], 0, ""
+    for group in groups:
+        good = []
+        for i in range(len(group.trajectories)):
+            total += 1
+            bad = next((why for column in rewards if (why := _fault(group, column, i))), None)
+            if bad is None:
+                good.append(i)
+            else:
+                counts[f"{name} {bad.split(':')[0]}"] += 1
+                first = first or bad
+        if len(good) < len(group.trajectories):
+            counts["groups short of responses"] += bool(good)
+            counts["groups without any reward"] += not good
+        if good:
+            kept.append(group.take(good))
+    lost = total - sum(len(g.trajectories) for g in kept)
+    if total and (lost / total > max_failed or lost == total):
+        raise DataError(
+            f"{name}: {lost} of {total} rewards failed or were skipped (at most {max_failed:.0%} "
+            "allowed, and never all); "
+            f"first failure: {first}"
+        )
+    return kept
 
 
 def without_failed(groups: Sequence[Group], max_failed: float = 1.0) -> tuple[list[Group], Counter[str]]:
@@ -131,12 +154,47 @@ def without_failed(groups: Sequence[Group], max_failed: float = 1.0) -> tuple[li
     return [g for g in kept if g.trajectories], Counter({"trajectories that failed": len(failed)})
 
 
-def _run_annotator(
-    annotator: Callable[..., Any], groups: Sequence[Group], ctx: Context
-) -> tuple[Columns, dict[str, str]]:
-    """Columns written by an annotator, and the weights digests of the models it used."""
-    models = RecordingModels(ctx.models)
-    return annotator(groups, dataclasses.replace(ctx, models=models)), models.weights
+def run_annotator(annotator: Named, groups: Sequence[Group], ctx: Context) -> tuple[Columns, dict[str, str]]:
+    """Columns written by an annotator, and the weights digests of the models it used. How the ranks share the
+    work: `annotate_groups`. Collective.
+    """
+
+    def work(some: Sequence[Group]) -> tuple[Columns, dict[str, str]]:
+        models = RecordingModels(ctx.models)
+        return annotator.call(some, dataclasses.replace(ctx, models=models)), models.weights
+
+    shared = ranks.count() > 1 and annotator.by_group and bool(groups)
+    if shared and not any(in_lockstep(ctx.models[name]) for name in annotator.models & set(ctx.models)):
+
+        def rows(mine: list[Group]) -> list[tuple[dict[str, Any], dict[str, str]]]:
+            written, used = work(mine)
+            return [({column: v[i] for column, v in written.items()}, used) for i in range(len(mine))]
+
+        found = ranks.spread(groups, rows, tokens_of)
+        columns = {column: [row[column] for row, _ in found] for column in found[0][0]}
+        return columns, {model: weights for _, used in found for model, weights in used.items()}
+    if annotator.name.startswith("rewards."):
+        return ranks.once(lambda: work(groups))
+    return work(groups)
+
+
+def in_lockstep(model: Any) -> bool:
+    """Whether all ranks must make this model's forward passes together, such as one with sharded weights."""
+    return getattr(model, "lockstep", False)
+
+
+def tokens_of(group: Group) -> int:
+    """Tokens of a group: its cost for load balancing."""
+    return sum(len(trajectory.mask) for trajectory in group.trajectories)
+
+
+def score_shared(
+    model: Any, groups: Sequence[Group], outputs: frozenset[str]
+) -> list[Mapping[str, list[Any]]]:
+    """`Engine.score` with each group on one of the ranks. Collective."""
+    if in_lockstep(model):
+        return model.score(groups, outputs)
+    return ranks.spread(groups, lambda mine: model.score(mine, outputs), tokens_of)
 
 
 @final
@@ -177,9 +235,9 @@ def select_groups(
     """
     counts: Counter[str] = Counter({"groups before": len(groups)})
     chosen = list(groups)
-    for name, selector, _ in selectors:
-        chosen = selector(chosen, dataclasses.replace(ctx, counts=counts))
-        counts[f"groups after {name}"] = len(chosen)
+    for selector in selectors:
+        chosen = selector.call(chosen, dataclasses.replace(ctx, counts=counts))
+        counts[f"groups after {selector.name}"] = len(chosen)
     if earlier:
         chosen = [*earlier, *chosen]
         counts["groups of earlier rounds"] = len(earlier)
@@ -196,15 +254,11 @@ def tokenised(groups: Sequence[Group], tokenizer: Any) -> list[Group]:
 
 def prepare_groups(groups: Sequence[Group], annotators: Sequence[Named], ctx: Context) -> list[Group]:
     """Apply the annotators that run on selected groups only (e.g. reference log-probs). Groups of earlier
-    rounds are annotated again, since the models may have changed.
+    rounds are annotated again, since the models may have changed. Collective.
     """
     groups = list(groups)
-    for _, annotator, _ in annotators if groups else ():
-        written = annotator(groups, ctx)
-        groups = [
-            g.extended({column: values[i] for column, values in written.items()})
-            for i, g in enumerate(groups)
-        ]
+    for annotator in annotators if groups else ():
+        groups = _extended(groups, run_annotator(annotator, groups, ctx)[0])
     return groups
 
 
@@ -241,77 +295,3 @@ def optimised_rewards(
     }
     written = reward_columns(annotate)
     return [column for column in written if column in read] or written[-1:]
-
-
-def round_metrics(
-    groups: Sequence[Group],
-    specs: Sequence[Mapping[str, Any]],
-    *,
-    optimised: Sequence[str] = (),
-    gold: Sequence[Sequence[float]] | None = None,
-    reference: Any = None,
-    kl_prompts: int = 0,
-    itself: bool = False,
-) -> dict[str, float]:
-    """Metrics of a round of samples: reward, length, truncation, entropy, diversity, KL to the initial
-    policy, gold score.
-
-    Entropy (nats per token) and KL (nats per answer) are Monte Carlo means of -log p and log p - log
-    p_initial, with p at temperature 1. They are unbiased for answers sampled at temperature 1; at lower
-    temperatures they measure surprise and drift on the answers actually given. `reward` sums the columns in
-    `optimised`; `equal_rewards` is the share of prompts whose answers all have the same reward. `gold`: gold
-    score of each answer, one list per group.
-    `itself`: the initial policy sampled the answers, so KL is 0.
-    """
-    from ratchet.components.evaluation.diversity import distinct_n
-
-    rows = [(g, i) for g in groups for i in range(len(g.trajectories))]
-    lengths = [sum(g.trajectories[i].mask) for g, i in rows]
-    texts = [g.trajectories[i].text for g, i in rows]
-    sampled = [
-        sum(p for p, m in zip(g.trajectories[i].logprobs or (), g.trajectories[i].mask, strict=False) if m)
-        for g, i in rows
-    ]
-    numbers = {
-        "responses": float(len(rows)),
-        "length": sum(lengths) / len(rows),
-        "truncated": sum(g.trajectories[i].stop == "length" for g, i in rows) / len(rows),
-        "entropy": -sum(sampled) / max(sum(lengths), 1),
-        "distinct_1": distinct_n(texts, 1),
-        "distinct_2": distinct_n(texts, 2),
-    }
-    for name in reward_columns(specs):
-        values = [g.columns[name][i] for g, i in rows]
-        numbers[name] = sum(values) / len(values)
-    if optimised:
-        numbers["reward"] = sum(numbers[name] for name in optimised)
-        rewards = [
-            [sum(g.columns[name][i] for name in optimised) for i in range(len(g.trajectories))]
-            for g in groups
-        ]
-        compared = [row for row in rewards if len(row) > 1] or [
-            [value for row in rewards for value in row]
-        ]  # single-answer groups: compare across prompts
-        numbers["equal_rewards"] = sum(len(set(row)) == 1 for row in compared) / len(compared)
-    if kl_prompts and itself:
-        numbers["kl"] = 0.0
-    elif kl_prompts and reference is not None:
-        firsts = [g.take([0]) for g in groups[:kl_prompts]]
-        scored = reference.score(firsts, frozenset({"logprobs"}))
-        totals = [
-            sum(
-                (p - q) * m
-                for p, q, m in zip(
-                    g.trajectories[0].logprobs or (), row["logprobs"][0], g.trajectories[0].mask, strict=True
-                )
-            )
-            for g, row in zip(firsts, scored, strict=True)
-        ]
-        numbers["kl"] = sum(totals) / len(totals)
-    if gold is not None:
-        numbers["gold"] = fmean(score for row in gold for score in row)
-        if len(groups) > 1:
-            numbers["gold.error"] = (
-                stdev(fmean(row) for row in gold) / len(groups) ** 0.5
-            )  # standard error over prompts
-    return numbers

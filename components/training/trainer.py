@@ -19,13 +19,16 @@ from ratchet.components.piece import Unit
 from ratchet.components.storage.checkpoints import Log, latest, load_checkpoint, save_checkpoint
 from ratchet.components.storage.state import load_state, save_state
 from ratchet.components.training import ranks
+from ratchet.components.training.loop import tokens_of
 from ratchet.components.training.objectives import Meter, Part
 from ratchet.components.training.packing import order, pack
 from ratchet.components.training.postconditions import check_step_counts
 from ratchet.components.training.reduce import Counts, count, reduce
-from ratchet.components.types import Batch, Group
+from ratchet.components.types import Batch, Group, Outputs
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ratchet.components.protocols import Learner, Schedule
 
 T = TypeVar("T")
@@ -90,30 +93,37 @@ def measure(
         )
         with torch.set_grad_enabled(backward):
             out = learner(batch, outputs)
-            loss = None
-            for part in update:
-                mine = part.restricted(batch)
-                terms = part(out, mine)
-                weight = part.weight if isinstance(part.weight, float) else part.weight.value()  # pyright: ignore[reportAttributeAccessIssue]
-                term = weight * reduce(part.reduce, terms.loss, mine, totals[part.label])
-                if not math.isfinite(float(term.detach())):
-                    raise TrainingError(
-                        f"the loss term {part.label!r} is {float(term.detach())} on prompts "
-                        f"{_first_ids(batch.ids)}; "
-                        "the last checkpoint is kept. Lower the learning rate or inspect these records"
-                    )
-                loss = term if loss is None else loss + term
-                if number < real:
-                    meter.add(f"{part.label}/loss", terms.loss, mine)
-                    for name, values in terms.metrics.items():
-                        meter.add(f"{part.label}/{name}", values, mine)
-            assert loss is not None
+            loss = _loss(update, out, batch, totals, meter if number < real else None)
             value += float(loss.detach()) if number < real else 0.0
             if backward:
                 learner.backward(loss if number < real else 0.0 * loss)
     per_rank = ranks.gather((value, meter))
     meter.become([other for _, other in per_rank])
     return math.fsum(part for part, _ in per_rank)
+
+
+def _loss(
+    update: Sequence[Part], out: Outputs, batch: Batch, totals: Mapping[str, Counts], meter: Meter | None
+) -> Tensor:
+    """Weighted, reduced loss of a micro-batch. Its metrics go into the meter."""
+    loss: Any = None
+    for part in update:
+        mine = part.restricted(batch)
+        terms = part(out, mine)
+        weight = part.weight if isinstance(part.weight, float) else part.weight.value()  # pyright: ignore[reportAttributeAccessIssue]
+        term = weight * reduce(part.reduce, terms.loss, mine, totals[part.label])
+        if not math.isfinite(float(term.detach())):
+            raise TrainingError(
+                f"the loss term {part.label!r} is {float(term.detach())} on prompts "
+                f"{_first_ids(batch.ids)}; "
+                "the last checkpoint is kept. Lower the learning rate or inspect these records"
+            )
+        loss = term if loss is None else loss + term
+        if meter is not None:
+            meter.add(f"{part.label}/loss", terms.loss, mine)
+            for name, values in terms.metrics.items():
+                meter.add(f"{part.label}/{name}", values, mine)
+    return loss
 
 
 def step_means(
@@ -165,22 +175,17 @@ def _micro_batches(
     """Micro-batches of this rank, the number of real ones (the rest pad to the maximum over ranks), and
     `summarise(batches)` of every rank.
     """
-    batches = pack([groups[i] for i in ranks.share(groups, _cost)], unit=unit, tokens=tokens)
+    batches = pack([groups[i] for i in ranks.share(groups, tokens_of)], unit=unit, tokens=tokens)
     per_rank, real = ranks.gather((len(batches), summarise(batches))), len(batches)
     idle = max(number for number, _ in per_rank) - real
     if idle:
-        batches += pack([min(groups, key=_cost)], unit=unit, tokens=tokens)[:1] * idle
+        batches += pack([min(groups, key=tokens_of)], unit=unit, tokens=tokens)[:1] * idle
     return batches, real, [other for _, other in per_rank]
 
 
 def _first_ids(prompts: Iterable[str]) -> str:
     """The first five prompt ids, for an error message."""
     return ", ".join(sorted(set(prompts))[:5])
-
-
-def _cost(group: Group) -> int:
-    """Tokens of a group: its compute cost for load balancing."""
-    return sum(len(trajectory.mask) for trajectory in group.trajectories)
 
 
 def one_step(
@@ -238,6 +243,15 @@ def save_is_due(every: int | None, step: int, saved: float) -> bool:
     return bool(every) and step % every == 0
 
 
+def step_groups(groups: Sequence[Group], options: Mapping[str, Any], step: int, seed: int) -> Sequence[Group]:
+    """The groups of optimizer step `step` (from 0) of passes over `groups`, which are shuffled for each
+    epoch.
+    """
+    batch = options["batch"]
+    epoch, within = divmod(step, math.ceil(len(groups) / batch))
+    return [groups[i] for i in order(len(groups), epoch, seed)[within * batch : (within + 1) * batch]]
+
+
 def fit(
     learners: Mapping[str, Learner],
     updates: Mapping[str, Sequence[Part]],
@@ -268,13 +282,9 @@ def fit(
     if checkpoint:
         state = load_checkpoint(checkpoint, learners, remembered)
     log = Log(metrics, after=state["step"])
-    per_epoch = math.ceil(len(groups) / options["batch"])
     started = saved = time.monotonic()
     while state["step"] < planned and not state["stopped"]:
-        step = state["step"]
-        epoch, within = divmod(step, per_epoch)
-        indices = order(len(groups), epoch, seed)[within * options["batch"] : (within + 1) * options["batch"]]
-        chosen = [groups[i] for i in indices]
+        chosen = step_groups(groups, options, state["step"], seed)
         began = time.monotonic()
         line = one_step(learners, updates, chosen, tokens=tokens)
         line["tokens_per_second"] = sum(len(t.mask) for g in chosen for t in g.trajectories) / (
@@ -296,6 +306,10 @@ def fit(
         for role, learner in learners.items():
             learner.restore(best[role])
     seconds = time.monotonic() - started
+    return {**_summary(state, planned), "seconds": round(seconds, 1), **log.last}
+
+
+def _summary(state: Mapping[str, Any], planned: int) -> dict[str, Any]:
     return {
         "steps": state["step"],
         "steps_planned": planned,
@@ -303,8 +317,6 @@ def fit(
         "best_step": state["best_step"] or state["step"],
         "best_validation_loss": state["best"],
         "trainable_tokens": state["tokens"],
-        "seconds": round(seconds, 1),
-        **log.last,
     }
 
 

@@ -10,7 +10,7 @@ from ratchet.components.piece import build, piece
 from ratchet.components.types import Columns, Context, Group, Trajectory
 
 
-@piece(writes=("dense",), models=("policy",), paper="arXiv:2306.01693")
+@piece(writes=("dense",), models=("policy",), paper="arXiv:2306.01693", by_group=True)
 def fine_grained(
     groups: Sequence[Group],
     ctx: Context,

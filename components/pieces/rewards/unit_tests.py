@@ -44,7 +44,7 @@ def program_of(prompt: Prompt, text: str) -> str:
     return f"{code}\n\n{tests}\n"
 
 
-@piece(writes=("reward.unit_tests", "reward.unit_tests.status"), paper="arXiv:2107.03374")
+@piece(writes=("reward.unit_tests", "reward.unit_tests.status"), paper="arXiv:2107.03374", by_group=True)
 def unit_tests(
     groups: Sequence[Group],
     ctx: Context,

@@ -23,6 +23,7 @@ def preference(first: Sequence[float], second: Sequence[float]) -> float:
     writes=("reward.win_rate", "reward.win_rate.status"),
     compares=True,
     paper="arXiv:2401.04056",
+    by_group=True,
 )
 def win_rate(
     groups: Sequence[Group],

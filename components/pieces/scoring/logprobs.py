@@ -25,13 +25,13 @@ def model_outputs(groups: Sequence[Group], ctx: Context, model: str, ask: str) -
     return found
 
 
-@piece(writes=("logprobs.{model}",), paper="arXiv:2305.18290")
+@piece(writes=("logprobs.{model}",), paper="arXiv:2305.18290", by_group=True)
 def logprobs(groups: Sequence[Group], ctx: Context, *, model: str = "reference") -> Columns:
     """`logprobs.<model>`: log-probs under another model, which must share the policy's tokenizer."""
     return {f"logprobs.{model}": model_outputs(groups, ctx, model, "logprobs")}
 
 
-@piece(writes=("logprobs.old",), models=("policy",), paper="arXiv:1707.06347")
+@piece(writes=("logprobs.old",), models=("policy",), paper="arXiv:1707.06347", by_group=True)
 def old(groups: Sequence[Group], ctx: Context) -> Columns:
     """`logprobs.old`: log-probs under the policy at the start of the update."""
     return {"logprobs.old": model_outputs(groups, ctx, "policy", "logprobs")}

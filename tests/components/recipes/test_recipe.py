@@ -86,8 +86,20 @@ def test_a_file_without_its_ending_is_not_taken_for_a_name(tmp_path: Path) -> No
             r"online.by_round.2.fit.updates.policy: 'clip' reads \['logprobs.old'\]",
         ),
         (
-            "online: {select: [{name: replay}]}",
-            "online.select: 'replay' is stateful.*`cadence: step`, or use `keep_earlier: true`",
+            "online: {roles: {critic: {fit: {updates: {critic: [{name: value}]}}}}}",
+            r"online.roles: got \['critic'\] with `cadence: round`; expected `cadence: step`",
+        ),
+        (
+            "online: {cadence: step, roles: {initial: {fit: {updates: {initial: [{name: likelihood}]}}}}}",
+            "online.roles.initial: a model is called 'initial' already",
+        ),
+        (
+            "online: {cadence: step, roles: {critic: {start: 9, fit: {updates: {critic: [{name: kto}]}}}}}",
+            "online.roles.critic.start: got step 9, but the phase has",
+        ),
+        (
+            "online: {cadence: step, roles: {critic: {fit: {updates: {critic: [{name: value}]}}}}}",
+            r"online.roles.critic.fit.updates.critic: 'value' reads \['returns', 'values.old'\]",
         ),
         (
             "online: {cadence: step, prompts: {name: difficulty_pool, reward: reward.reward_model}}",

@@ -18,7 +18,7 @@ from ratchet.components.recipes.recipe import plain
 from ratchet.components.stages.experience import context_of, select
 from ratchet.components.stages.job import Job, run_job
 from ratchet.components.storage.store import Workspace
-from ratchet.components.training.loop import round_metrics
+from ratchet.components.training.round_metrics import round_metrics
 from ratchet.components.types import Artifact, Group, Prompt, Trajectory
 from ratchet.tasks.pipeline import Pipeline
 

@@ -19,10 +19,10 @@ from ratchet.components.training.loop import (
     pieces,
     prepare_groups,
     reward_columns,
-    round_metrics,
     select_groups,
     texts_read,
 )
+from ratchet.components.training.round_metrics import round_metrics
 from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 

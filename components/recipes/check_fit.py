@@ -1,0 +1,129 @@
+"""Static checks of a section `fit`: its objectives fit the groups and the model that they train."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+from ratchet.components.errors import RecipeError
+from ratchet.components.models.outputs import OUTPUTS
+from ratchet.components.piece import catalogue, describe
+from ratchet.components.recipes.conform import known_keys
+from ratchet.components.recipes.schema import Fit, Spec
+from ratchet.components.training.reduce import legal
+
+
+class Groups(Protocol):
+    """The groups that objectives read: their columns, and whether they are preference pairs."""
+
+    columns: set[str]
+    pairs: bool
+
+
+def check_fit(
+    fit: Fit,
+    flow: Groups,
+    where: str,
+    *,
+    role: str = "policy",
+    untrained: bool = False,
+    gives: Collection[str] = OUTPUTS["policy"],
+) -> None:
+    known_keys(fit.updates, [role], f"{where}.updates")
+    if fit.epochs < (0 if untrained else 1):
+        raise RecipeError(
+            f"{where}.epochs: expected 1 or more, got {fit.epochs}"
+            f"{'' if untrained else ' (0 only for a reward model with linear_probe)'}"
+        )
+    if not any(fit.updates.values()):
+        known = catalogue("objective").items()
+        fitting = sorted(name for name, one in known if one.outputs <= frozenset(gives))
+        raise RecipeError(
+            f"{where}.updates: no objective; write `{role}: [{{name: ...}}]` with one of {', '.join(fitting)}"
+        )
+    for role, parts in fit.updates.items():
+        at = f"{where}.updates.{role}"
+        labels = [spec["label"] for spec in parts]
+        if twice := next((label for label in labels if labels.count(label) > 1), None):
+            raise RecipeError(
+                f"{at}: two objectives have the label {twice!r}, which identifies "
+                "metrics and state; give each its own `label`"
+            )
+        for spec in parts:
+            _check_objective(spec, flow, at, role, gives)
+
+
+def _check_objective(spec: Spec, flow: Groups, at: str, role: str, gives: Collection[str]) -> None:
+    """Columns, outputs, reduction and groups of an objective."""
+    description = describe("objective", spec["name"])
+    check_reads(description.named("reads", spec), flow.columns, spec["name"], at)
+    kind = role.removesuffix("_model")
+    if missing := sorted(description.outputs - set(gives)):
+        hint = "; set online.value_head to true, with `cadence: step`" if missing == ["values"] else ""
+        raise RecipeError(
+            f"{at}: {spec['name']!r} needs {', '.join(missing)}, but the "
+            f"{kind} model outputs {', '.join(sorted(gives))}{hint}"
+        )
+    if description.readers and "logprobs" not in gives:
+        raise RecipeError(
+            f"{at}: {spec['name']!r} reads {', '.join(sorted(description.readers))} from a language "
+            f"model, but this trains a {kind} model"
+        )
+    _check_restrictions(spec, flow, at)
+    try:
+        problem = legal(spec["reduce"], description.unit)
+    except RecipeError as unknown:
+        problem = str(unknown)
+    if problem:
+        raise RecipeError(f"{at}: {spec['name']!r}: {problem}")
+    if description.unit == "pair" and not flow.pairs:
+        raise RecipeError(
+            f"{at}: {spec['name']!r} compares a chosen with a rejected answer, but its input has "
+            "no pairs; add a "
+            "selector that makes pairs, such as best_worst, or use a split of pairs"
+        )
+    if (
+        flow.pairs
+        and ("logprobs" in description.outputs or description.readers)
+        and description.unit != "pair"
+        and not description.reads
+    ):
+        raise RecipeError(
+            f"{at}: {spec['name']!r} would also train on the rejected answers of the pairs; use "
+            "'preference.chosen', "
+            "or a selector such as best_of_n instead of one that makes pairs"
+        )
+
+
+def _check_restrictions(spec: Spec, flow: Groups, at: str) -> None:
+    """`weight_column` and `where` of an objective."""
+    description = describe("objective", spec["name"])
+    if "weight_column" in spec:
+        check_reads(frozenset({spec["weight_column"]}), flow.columns, f"{spec['name']}.weight_column", at)
+        if description.unit == "group":
+            raise RecipeError(
+                f"{at}: {spec['name']!r} has one term per group, but `weight_column` weights steps, "
+                "rows or pairs"
+            )
+    if "where" in spec:
+        check_reads(frozenset({spec["where"]}), flow.columns, f"{spec['name']}.where", at)
+        if description.means:
+            raise RecipeError(
+                f"{at}: {spec['name']!r} reads means over other answers, which `where` does not "
+                "restrict; remove it, or use a selector"
+            )
+
+
+def check_reads(reads: frozenset[str], have: set[str], name: str, where: str) -> None:
+    missing = sorted(reads - have)
+    if missing:
+        writers = [
+            f"{slot}: {other}"
+            for slot in ("select", "annotate")
+            for other, piece in catalogue(slot).items()
+            if piece.writes & set(missing)
+        ]
+        raise RecipeError(
+            f"{where}: {name!r} reads {missing}, which no earlier piece writes (available: {sorted(have)})"
+            + (f"; {', '.join(writers)} would" if 0 < len(writers) < 4 else "")
+        )
