@@ -35,6 +35,19 @@ CHANGES = [
 ]
 
 
+CRITIC = (
+    "online.start=2",
+    "online.annotate=[{name: rewards.exact_answer}, {name: scoring.values, model: critic}, "
+    "{name: advantages.gae, reward: reward.exact_answer}]",
+    "online.roles={critic: {value_head: true, target: {name: ema, decay: 0.9}, start: 1, "
+    "select: [{name: replay, share: 1.0, capacity: 8}], "
+    "fresh: [{name: scoring.entropy, model: critic_target}], "
+    "fit: {updates: {critic: [{name: value, where: entropy.critic_target}]}, batch: 4, epochs: 2, "
+    "learning_rate: 3.0e-3}}}",
+)
+"""A critic with a model, replay, target and columns of its own, and a policy that learns from step 2 on."""
+
+
 def prepared(home: Path, *changes: str) -> Pipeline:
     pipeline = Pipeline.open("rlvr_grpo", home=home, profile="test", overrides=[*CHANGES, *changes])
     for name in list(pipeline.stages)[: list(pipeline.stages).index("improve")]:
@@ -54,11 +67,15 @@ def improve(pipeline: Pipeline, work: Path) -> tuple[str, list[dict]]:
     ]
 
 
-def test_stateful_pieces_resume_bit_for_bit(tiny_home: Path, tmp_path: Path) -> None:
-    pipeline = prepared(tiny_home)
+def test_stateful_pieces_and_further_roles_resume_bit_for_bit(tiny_home: Path, tmp_path: Path) -> None:
+    pipeline = prepared(tiny_home, *CRITIC)
     weights, steps = improve(pipeline, tmp_path / "whole")
+    assert "policy/loss" not in steps[0] and "policy/loss" in steps[1], "the policy learns from step 2 on"
+    assert [s["critic/select/groups replayed"] for s in steps] == [0.0, 4.0, 4.0, 4.0]
+    critic = tmp_path / "whole" / "product" / "roles" / "critic"
+    assert (critic / "value_head.st").is_file() and (critic / "model.safetensors").is_file()
     assert [s["select/groups"] for s in steps] == [4.0, 6.0, 6.0, 6.0], "the first step has nothing to replay"
-    assert abs(steps[0]["policy/kl/kl"]) < 1e-4 < max(abs(s["policy/kl/kl"]) for s in steps[1:]), (
+    assert abs(steps[1]["policy/kl/kl"]) < 1e-4 < max(abs(s["policy/kl/kl"]) for s in steps[2:]), (
         "the reference starts as the policy and lags"
     )
     checkpoint = latest(tmp_path / "whole" / "progress")
