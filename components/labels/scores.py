@@ -7,19 +7,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ratchet.components.labels.labels import Item, Label
+from ratchet.components.labels.weights import consensus
 from ratchet.components.types import Group
 
 SCORE = "people"
 """Column of the scores, which annotators such as `rewards.people` read."""
+WEIGHT = "label_weight"
+"""Column of the weights of the judged pairs."""
 
 
 def scored(groups: Sequence[Group], items: Iterable[Item], labels: Iterable[Label]) -> list[Group]:
     """The groups with the answers that were judged, each different text once. Columns: `people`, the mean
-    over the labels of an answer (1 if it was chosen, 0 if another was or both are bad, 0.5 for a tie), and
-    `annotator`, `seconds`, `reason`: pseudonyms, mean time and reasons of the labels of an answer. The
-    prompt's `meta` has the list `annotators`.
+    over the labels of an answer (1 if it was chosen, 0 if another was or both are bad, 0.5 for a tie);
+    `label_weight`, the mean weight of its comparisons (`pair_weights`); `annotator`, `seconds`, `reason`:
+    pseudonyms, mean time and reasons of the labels of an answer. The prompt's `meta` has the list
+    `annotators`.
     """
-    known = {item.id: item for item in items}
+    items, labels = list(items), list(labels)
+    known, weights = {item.id: item for item in items}, pair_weights(items, labels)
     found: dict[tuple[str, str], list[tuple[float, Label]]] = defaultdict(list)
     for label in labels:
         item = known.get(label.item)
@@ -34,15 +39,28 @@ def scored(groups: Sequence[Group], items: Iterable[Item], labels: Iterable[Labe
         judged = sorted(i for text, i in places.items() if (group.prompt.id, text) in found)
         if not judged:
             continue
-        mine = [found[group.prompt.id, group.trajectories[i].text] for i in judged]
-        names = sorted({label.annotator for one in mine for _, label in one})
+        judgements = [found[group.prompt.id, group.trajectories[i].text] for i in judged]
+        names = sorted({label.annotator for one in judgements for _, label in one})
         prompt = replace(group.prompt, meta={**group.prompt.meta, "annotators": names})
         kept = replace(group.take(judged), prompt=prompt)
         columns = {
-            SCORE: [sum(value for value, _ in one) / len(one) for one in mine],
-            "annotator": [",".join(sorted({label.annotator for _, label in one})) for one in mine],
-            "seconds": [sum(label.seconds for _, label in one) / len(one) for one in mine],
-            "reason": [" / ".join(label.reason for _, label in one if label.reason) for one in mine],
+            SCORE: [sum(value for value, _ in one) / len(one) for one in judgements],
+            WEIGHT: [sum(weights.get(label.item, 0.0) for _, label in one) / len(one) for one in judgements],
+            "annotator": [",".join(sorted({label.annotator for _, label in one})) for one in judgements],
+            "seconds": [sum(label.seconds for _, label in one) / len(one) for one in judgements],
+            "reason": [" / ".join(label.reason for _, label in one if label.reason) for one in judgements],
         }
         made.append(kept.extended(columns))
     return made
+
+
+def pair_weights(items: Sequence[Item], labels: Sequence[Label]) -> dict[str, float]:
+    """Weight of each comparison by its id, with mean 1 over those with a choice: that of `Consensus`, so that
+    comparisons on which reliable annotators agree count most.
+    """
+    known = {item.id for item in items}
+    weights = {
+        one.item: one.weight for one in consensus(items, [label for label in labels if label.item in known])
+    }
+    mean = sum(weights.values()) / len(weights) if weights else 0.0
+    return {item: weight / mean for item, weight in weights.items()} if mean else {}

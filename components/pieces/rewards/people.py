@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ratchet.components.labels.scores import SCORE
+from ratchet.components.labels.scores import SCORE, WEIGHT
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Count, Positive, Share
 from ratchet.components.types import Columns, Context, Group
 
 
-@piece(reads=("people",), writes=("reward.people",), paper="arXiv:2203.02155")
+@piece(reads=("people",), writes=("reward.people", "label_weight"), paper="arXiv:2203.02155")
 def people(
     groups: Sequence[Group],
     ctx: Context,
@@ -26,9 +26,14 @@ def people(
     over another, 0 for the other, 0.5 for a tie, and the mean of several (as the labelling rounds of
     arXiv 2203.02155 and 2307.09288, with two answers a comparison).
 
-    `labels` are asked for in a round, of which the share `overlap` of the pairs is judged by two annotators.
-    The run waits until they are in, or for `deadline_hours` (null: without end), and goes on with the answers
-    that were judged; the others are left out. `simulated`: error rates of simulated annotators who answer
-    instead, over the same page, by the reward piece `verifier`.
+    `labels` are asked for in a round, of which the share `overlap` of the pairs is judged by two
+    annotators. The run waits until they are in, or for `deadline_hours` (null: without end), and goes on
+    with the answers that were judged; the others are left out. The column `label_weight` has the weight
+    of each answer's comparisons by the Dawid-Skene model, with mean 1, for the key `weight_column` of an
+    objective. `simulated`: error rates of simulated annotators who answer instead, over the same page, by
+    the reward piece `verifier`.
     """
-    return {"reward.people": [list(group.columns[SCORE]) for group in groups]}
+    return {
+        "reward.people": [list(group.columns[SCORE]) for group in groups],
+        WEIGHT: [list(group.columns[WEIGHT]) for group in groups],
+    }

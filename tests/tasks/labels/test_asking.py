@@ -21,7 +21,7 @@ from ratchet.components.data.groups import read_groups, write_groups
 from ratchet.components.errors import DataError, RecipeError, ServiceError
 from ratchet.components.labels.labels import Item, Label, append_durably, read_items, read_labels
 from ratchet.components.labels.queue import Queue, Taken, close_queue
-from ratchet.components.labels.scores import scored
+from ratchet.components.labels.scores import pair_weights, scored
 from ratchet.components.labels.settings import make_queue
 from ratchet.components.labels.simulate import Annotator
 from ratchet.components.pieces.rewards.people import people
@@ -90,7 +90,9 @@ def test_the_stage_waits_for_its_labels_and_scores_the_judged_answers(job: Job) 
         assert group.prompt.meta["annotators"] in (["x"], ["y"])
     assert len(read_labels(job.work.product)) == 6
     assert {item.round for item in read_items(job.work.product)} == {2}
-    assert people(made, Context())["reward.people"] == [group.columns["people"] for group in made]
+    columns = people(made, Context())
+    assert columns["reward.people"] == [group.columns["people"] for group in made]
+    assert columns["label_weight"] == [group.columns["label_weight"] for group in made]
 
 
 def test_a_stage_that_was_killed_continues_with_the_labels_it_has(job: Job) -> None:
@@ -159,6 +161,19 @@ def test_scores_are_means_over_labels() -> None:
     assert made.columns["reason"] == ["why", "why", ""] and made.prompt.meta["annotators"] == ["x", "y"]
     (bad,) = scored(groups(1), items, [Label("i", "x", None, "both_bad", [0, 1], 2.0)])
     assert bad.columns["people"] == [0.0, 0.0]
+
+
+def test_comparisons_on_which_annotators_agree_weigh_most() -> None:
+    items = [Item(name, [], ["a0", "a1"], prompt_id=f"p{i}") for i, name in enumerate("uvwst")]
+    agreed = [Label(item, who, 1, "choice", [0, 1], 1.0) for item in "uvw" for who in "xyz"]
+    split = [Label("s", who, choice, "choice", [0, 1], 1.0) for who, choice in (("x", 1), ("y", 1), ("z", 0))]
+    tie = [Label("t", "x", None, "tie", [0, 1], 1.0)]
+    weights = pair_weights(items, agreed + split + tie)
+    assert set(weights) == set("uvws") and sum(weights.values()) == pytest.approx(4)
+    assert weights["u"] == weights["v"] == weights["w"] > weights["s"] > 0
+    made = scored(groups(5), items, agreed + split + tie)
+    assert [one.columns["label_weight"] for one in made] == [[weights.get(name, 0.0)] * 2 for name in "uvwst"]
+    assert pair_weights(items, tie) == {}
 
 
 def test_simulated_annotators_that_fail_do_not_leave_the_stage_waiting(job: Job) -> None:
