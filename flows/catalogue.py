@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ratchet.components.piece import SLOTS, catalogue
+from ratchet.components.piece import SLOTS, catalogue, models_of
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.recipe import plain
 from ratchet.components.recipes.schema import Online, Recipe, Reward
@@ -15,7 +15,7 @@ from ratchet.flows.claim_records import Verdict, effect, key_of, sentence
 FAMILIES = (
     "Supervised fine-tuning",
     "Reward modelling",
-    "Best-of-n decoding",
+    "Decoding",
     "Offline preference learning",
     "Online preference learning, in rounds",
     "Policy gradient, in on-policy steps",
@@ -23,8 +23,8 @@ FAMILIES = (
 
 
 def family(recipe: Recipe) -> str:
-    """Family of a recipe: by the last thing that it trains."""
-    if recipe.evaluate and recipe.evaluate.best_of:
+    """Family of a recipe: decoding, else by the last thing that it trains."""
+    if _decodes(recipe):
         return FAMILIES[2]
     trained = [one.section for one in sections(recipe)]
     online = [section for section in trained if isinstance(section, Online)]
@@ -33,6 +33,15 @@ def family(recipe: Recipe) -> str:
     if recipe.offline:
         return FAMILIES[3]
     return FAMILIES[1] if any(isinstance(section, Reward) for section in trained) else FAMILIES[0]
+
+
+def _decodes(recipe: Recipe) -> bool:
+    """Whether an arm of its evaluation answers with the best of several samples, or with several models."""
+    if recipe.evaluate is None:
+        return False
+    arms = (recipe.evaluate.arms or {}).values()
+    rollouts = [{"name": "sample", **arm.rollout} for arm in arms if arm.rollout]
+    return bool(recipe.evaluate.best_of or any(arm.best_of for arm in arms) or any(map(models_of, rollouts)))
 
 
 def families(recipes: Mapping[str, Recipe]) -> dict[str, list[str]]:

@@ -4,23 +4,45 @@ from pathlib import Path
 
 import pytest
 
+from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.recipe import load, names
+from ratchet.components.recipes.schema import Learn, Online, Recipe, Reward
 from ratchet.components.recipes.yaml_files import folder, shipped
 from ratchet.tasks.pipeline import Pipeline
 
 METHODS = [name for name in names() if shipped()[name].parent != folder() and load(name)[0].claim]
 
 
+def smaller(recipe: Recipe) -> list[str]:
+    """Overrides that leave every stage and make each small: two steps, few prompts, one tiny model."""
+    changes = ["evaluate.prompts=3", "evaluate.responses_per_prompt=2"]
+    changes += [
+        f"models.{name}.source=generate:tiny?seed=0"
+        for name, model in recipe.models.items()
+        if model.format == "tiny"
+    ]
+    if recipe.sft:
+        changes += ["sft.limit=8", "sft.fit.epochs=1"]
+    if recipe.preferences:
+        changes += ["data.preferences.limit=4"]
+    for phase in sections(recipe):
+        at, section = phase.where, phase.section
+        if isinstance(section, Online):
+            changes += [f"{at}.rounds=2", f"{at}.prompts_per_round=4", f"{at}.fit.epochs=1"]
+            changes += [f"{at}.rollout.max_tokens={min(8, section.rollout['max_tokens'])}"]
+        elif isinstance(section, Reward):
+            changes += [f"{at}.limit=8", f"{at}.limit_validation=4", f"{at}.fit.epochs=1"]
+        elif isinstance(section, Learn) and at != "sft":
+            changes += [f"{at}.limit=8", f"{at}.fit.epochs=1"]
+    arms = (recipe.evaluate.arms if recipe.evaluate else None) or {}
+    changes += [f"evaluate.arms.{name}.best_of.n=2" for name, arm in arms.items() if arm.best_of]
+    return changes
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_a_recipe_runs_two_steps(name: str, tiny_home: Path) -> None:
     recipe, _ = load(name)
-    changes = ["evaluate.prompts=3", "evaluate.responses_per_prompt=2"]
-    if recipe.online:
-        changes += ["online.rounds=2", "online.prompts_per_round=4", "online.rollout.max_tokens=8"]
-        changes += ["online.fit.epochs=1"]
-    if recipe.offline:
-        changes += ["offline.limit=8", "offline.fit.epochs=1"]
-    run = Pipeline.open(name, home=tiny_home, profile="test", overrides=changes)
+    run = Pipeline.open(name, home=tiny_home, profile="test", overrides=smaller(recipe))
     for stage in run.stages:
         run.make(stage)
     assert recipe.claim is not None

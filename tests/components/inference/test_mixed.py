@@ -98,6 +98,16 @@ def test_weights_one_and_zero_are_the_single_engine(engines) -> None:
     assert MixedEngine(engines, {"a": 1.0, "b": 0.0}).generate(requests) == engines["a"].generate(requests)
 
 
+def test_a_fine_tuning_that_changed_nothing_emulates_the_base_model(engines) -> None:
+    """log p_large + log p_small - log p_small: the ratio cancels at every token."""
+    same = {"large": engines["a"], "tuned": engines["b"], "small": engines["b"]}
+    mixture = MixedEngine(same, {"large": 1.0, "tuned": 1.0, "small": -1.0})
+    requests = [Request(t, count=2, max_tokens=8, seed=i) for i, t in enumerate(prompts(engines["a"]))]
+    for mixed, alone in zip(mixture.generate(requests), engines["a"].generate(requests), strict=True):
+        for one, other in zip(mixed, alone, strict=True):
+            assert one.tokens == other.tokens and one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
 def test_nucleus_restricts_the_mixture_to_the_likeliest_tokens_of_one_model(engines) -> None:
     mixture = MixedEngine(engines, {"b": 1.0}, nucleus=("a", 0.5))
     (start, *_) = prompts(engines["a"])

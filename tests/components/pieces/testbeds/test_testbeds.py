@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -123,3 +124,25 @@ def test_guess_is_a_hidden_number_with_stubborn_demonstrations(tmp_path: Path) -
     for count, expected in ((1, 1 / 3), (3, 1 - 2 / 3 * (5 / 6) ** 2)):
         hits = [row["answer"] in t[:count] for row, t in zip(found, tries, strict=True)]
         assert sum(hits) / 3000 == pytest.approx(expected, abs=0.03)
+
+
+def test_codes_are_demonstrated_with_the_declared_shares_of_right_digits(tmp_path: Path) -> None:
+    """A drawn digit is right in q + (1 - q) / 10; the code depends on the box only."""
+    drawn = rows("codes?size=3000&seed=2&expert=0.5", tmp_path)
+    codes = {(row["prompt"][0]["content"].split(",")[0], row["answer"]) for row in drawn}
+    assert len(codes) == 12 and len({row["prompt"][0]["content"] for row in drawn}) == 3000
+    for label, share in ((True, 0.8), (False, 0.4)):
+        own = [row for row in drawn if row["label"] is label]
+        hits = [
+            a == b for row in own for a, b in zip(row["completion"][0]["content"], row["answer"], strict=True)
+        ]
+        assert sum(hits) / len(hits) == pytest.approx(share + (1 - share) / 10, abs=0.03)
+
+
+def test_styled_sums_are_right_and_in_the_style(tmp_path: Path) -> None:
+    drawn = rows("styled_sums?size=300&seed=2&largest=19", tmp_path)
+    assert len({row["prompt"][0]["content"] for row in drawn}) == 300
+    for row in drawn:
+        a, b = map(int, re.findall(r"\d+", row["prompt"][0]["content"]))
+        assert row["answer"] == str(a + b) and row["completion"][0]["content"] == f"{a + b}, my friend."
+        assert a <= 19 and b <= 9
