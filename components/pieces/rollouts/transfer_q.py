@@ -127,9 +127,8 @@ def _completions(
                     )
                 )
                 places.append((texts[-1], len(texts[-1]) - 1, tokens))
-    for (row, at, tokens), samples in zip(
-        places, aligned.generate(requests) if requests else (), strict=True
-    ):
+    answers = aligned.generate(requests) if requests else []
+    for (row, at, tokens), samples in zip(places, answers, strict=True):
         row[at] = [[*tokens, *sample.tokens] for sample in samples]
     return texts
 
