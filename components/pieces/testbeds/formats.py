@@ -20,9 +20,9 @@ def formats(
     exact_right: Share = 0.9,
     other_right: Share = 0.5,
 ) -> Iterator[dict[str, Any]]:
-    """Answered sums {id, prompt, completion, answer}: a share `exact` of the rows has the format "7, exactly."
-    and is right with probability `exact_right`; the others have the format "about 7." and are right with
-    probability `other_right`, else 1 or 2 off. At most one row for each of 24 speakers and 100 sums.
+    """Answered sums {id, prompt, completion, answer}: a share `exact` of the rows has the format "7,
+    exactly." and is right with probability `exact_right`; the others have the format "about 7." and are right
+    with probability `other_right`, else 1 or 2 off. At most one row for each of 24 speakers and 100 sums.
 
     Shows: whether learning from right answers alone moves a policy, fine-tuned on both, to the format that
     was more accurate, though no reward reads the format. Does not show: which format wins at another scale,
