@@ -15,16 +15,16 @@ METHODS = [name for name in names() if shipped()[name].parent != folder() and lo
 
 def smaller(recipe: Recipe) -> list[str]:
     """Overrides that leave every stage and make each small: two steps, few prompts, one tiny model."""
-    changes = ["evaluate.prompts=3", "evaluate.responses_per_prompt=2"]
+    changes = ["evaluate.prompts=3", "evaluate.responses_per_prompt=4"]
     changes += [
-        f"models.{name}.source=generate:tiny?seed=0"
+        f"models.{name}={{source: 'generate:tiny?seed=0', format: tiny}}"
         for name, model in recipe.models.items()
         if model.format == "tiny"
     ]
     if recipe.sft:
         changes += ["sft.limit=8", "sft.fit.epochs=1"]
     if recipe.preferences:
-        changes += ["data.preferences.limit=4"]
+        changes += ["data.preferences.limit=12"]
     for phase in sections(recipe):
         at, section = phase.where, phase.section
         if isinstance(section, Online):

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ratchet.components.piece import piece
-from ratchet.components.pieces.selectors.pairs import bare, drawn, of_kind, pair
+from ratchet.components.pieces.selectors.pairs import bare, drawn
 from ratchet.components.pieces.selectors.similar import most_similar
 from ratchet.components.recipes.ranges import Share
 from ratchet.components.types import Context, Group
 
 
-@piece(reads=("margin",), writes=("margin",), makes="pairs", paper="arXiv:2309.16155")
+@piece(makes="pairs", paper="arXiv:2309.16155")
 def contrast_instructions(groups: Sequence[Group], ctx: Context, *, share: Share = 0.5) -> list[Group]:
     """Preference pairs in which a `share`, rounded, has another rejected answer: the chosen answer of the
     most similar prompt (`most_similar`). Only the prompt distinguishes the two. The number of pairs, and of
-    labels, is unchanged; which pairs is a function of seed and prompt ids.
+    labels, is unchanged; which pairs change is a function of the seed and their number. Columns are dropped.
     """
     questions = [group.prompt.messages[-1]["content"] for group in groups]
     others = most_similar(questions, [group.trajectories[0].text for group in groups])
@@ -23,12 +23,9 @@ def contrast_instructions(groups: Sequence[Group], ctx: Context, *, share: Share
     wanted = set(order[: round(share * len(groups))])
     changed = []
     for i, (group, other) in enumerate(zip(groups, others, strict=True)):
-        contrast: list[Group] = []
+        rejected = group.trajectories[1]
         if i in wanted and other is not None:
-            answers = (bare(group.trajectories[0]), bare(groups[other].trajectories[0]))
-            contrast = pair(Group(group.prompt, answers), 0, 1, [1.0, 0.0], ctx, "contrast")
-        changed += [of_kind(p, "contrast") for p in contrast] or [
-            Group(group.prompt, group.trajectories, {"margin": group.columns["margin"]})
-        ]
-        ctx.counts["contrast pairs"] += len(contrast)
+            rejected = bare(groups[other].trajectories[0])
+            ctx.counts["contrast pairs"] += 1
+        changed.append(Group(group.prompt, (bare(group.trajectories[0]), bare(rejected))))
     return changed

@@ -12,7 +12,7 @@ from ratchet.components.recipes.ranges import Count, Natural
 
 @piece(paper="arXiv:2310.12962")
 def styled_sums(
-    *, size: Count = 800, seed: Natural = 0, largest: Count = 9, style: str = ", my friend."
+    *, size: Count = 800, seed: Natural = 0, largest: Count = 9, style: str = ", thank you."
 ) -> Iterator[dict[str, Any]]:
     """Rows {id, prompt, completion, answer}: a sum of a number up to `largest` and a digit in one of two
     wordings, answered rightly and in a `style` that the tiny model does not have. `rewards.exact_answer`

@@ -39,10 +39,10 @@ def test_the_most_similar_question_has_another_answer() -> None:
 
 def test_a_contrast_rejects_the_answer_to_the_most_similar_question() -> None:
     groups = [
-        pair("What colour is snow?", "Snow is white.", "Go away.", margin=[None, None]),
-        pair("What colour is coal?", "Coal is black.", "No.", margin=[None, None]),
-        pair("Where do fish live?", "Fish live in water.", "No.", margin=[None, None]),
-        pair("Where do kings live?", "Kings live in castles.", "No.", margin=[None, None]),
+        pair("What colour is snow?", "Snow is white.", "Go away."),
+        pair("What colour is coal?", "Coal is black.", "No."),
+        pair("Where do fish live?", "Fish live in water.", "No."),
+        pair("Where do kings live?", "Kings live in castles.", "No."),
     ]
     every = build("select", {"name": "contrast_instructions", "share": 1.0})(groups, Context())
     assert [g.trajectories[1].text for g in every] == [
@@ -54,5 +54,8 @@ def test_a_contrast_rejects_the_answer_to_the_most_similar_question() -> None:
     assert [g.trajectories[0].text for g in every] == [g.trajectories[0].text for g in groups]
     ctx = Context(seed=2)
     half = build("select", {"name": "contrast_instructions", "share": 0.5})(groups, ctx)
-    kept = [new.trajectories == old.trajectories for new, old in zip(half, groups, strict=True)]
+    kept = [
+        [t.text for t in new.trajectories] == [t.text for t in old.trajectories]
+        for new, old in zip(half, groups, strict=True)
+    ]
     assert len(half) == 4 and sum(kept) == 2 and ctx.counts["contrast pairs"] == 2

@@ -144,7 +144,7 @@ def test_styled_sums_are_right_and_in_the_style(tmp_path: Path) -> None:
     assert len({row["prompt"][0]["content"] for row in drawn}) == 300
     for row in drawn:
         a, b = map(int, re.findall(r"\d+", row["prompt"][0]["content"]))
-        assert row["answer"] == str(a + b) and row["completion"][0]["content"] == f"{a + b}, my friend."
+        assert row["answer"] == str(a + b) and row["completion"][0]["content"] == f"{a + b}, thank you."
         assert a <= 19 and b <= 9
 
 
