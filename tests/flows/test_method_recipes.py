@@ -16,11 +16,9 @@ METHODS = [name for name in names() if shipped()[name].parent != folder() and lo
 def smaller(recipe: Recipe) -> list[str]:
     """Overrides that leave every stage and make each small: two steps, few prompts, one tiny model."""
     changes = ["evaluate.prompts=3", "evaluate.responses_per_prompt=4"]
-    changes += [
-        f"models.{name}={{source: 'generate:tiny?seed=0', format: tiny}}"
-        for name, model in recipe.models.items()
-        if model.format == "tiny"
-    ]
+    others = [name for name, model in recipe.models.items() if name != "policy" and model.format == "tiny"]
+    changes += ["models.policy={source: 'generate:tiny?seed=0', format: tiny}"] * bool(others)
+    changes += [f"models.{name}={{source: 'generate:tiny?seed=0&steps=1', format: tiny}}" for name in others]
     if recipe.sft:
         changes += ["sft.limit=8", "sft.fit.epochs=1"]
     if recipe.preferences:
@@ -39,7 +37,16 @@ def smaller(recipe: Recipe) -> list[str]:
     return changes
 
 
-@pytest.mark.parametrize("name", METHODS)
+SLOW = {
+    *("ensemble_worst_case", "ensemble_uncertainty", "reward_robust", "demonstration_regularised"),
+    *("echo_chamber", "text2grad"),
+}
+"""Recipes whose pieces others here run in less time."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in METHODS]
+)
 def test_a_recipe_runs_two_steps(name: str, tiny_home: Path) -> None:
     recipe, _ = load(name)
     run = Pipeline.open(name, home=tiny_home, profile="test", overrides=smaller(recipe))
