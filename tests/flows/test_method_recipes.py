@@ -37,10 +37,7 @@ def smaller(recipe: Recipe) -> list[str]:
     return changes
 
 
-SLOW = {
-    *("ensemble_worst_case", "ensemble_uncertainty", "reward_robust", "demonstration_regularised"),
-    *("echo_chamber", "text2grad"),
-}
+SLOW = {"ensemble_worst_case", "ensemble_uncertainty"}
 """Recipes whose pieces others here run in less time."""
 
 

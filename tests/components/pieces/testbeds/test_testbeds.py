@@ -146,13 +146,3 @@ def test_styled_sums_are_right_and_in_the_style(tmp_path: Path) -> None:
         a, b = map(int, re.findall(r"\d+", row["prompt"][0]["content"]))
         assert row["answer"] == str(a + b) and row["completion"][0]["content"] == f"{a + b}, thank you."
         assert a <= 19 and b <= 9
-
-
-def test_formats_differ_in_share_and_accuracy(tmp_path: Path) -> None:
-    drawn = rows("formats?size=2000&seed=2", tmp_path)
-    exact = [row for row in drawn if row["completion"][0]["content"].endswith(", exactly.")]
-    assert len(exact) / 2000 == pytest.approx(0.3, abs=0.03)
-    for own, share in ((exact, 0.9), ([row for row in drawn if row not in exact], 0.5)):
-        hits = [re.search(r"-?\d+", row["completion"][0]["content"]) for row in own]
-        right = [hit is not None and hit[0] == row["answer"] for hit, row in zip(hits, own, strict=True)]
-        assert sum(right) / len(right) == pytest.approx(share, abs=0.03)
