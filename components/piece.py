@@ -42,6 +42,7 @@ SLOTS: dict[str, tuple[str, ...]] = {  # slot of a recipe -> folders of its piec
     "parser": ("parsers",),
     "transform": ("transforms",),
     "measure": ("measures",),
+    "report": ("reports",),
     "environment": ("environments",),
     "testbed": ("testbeds",),
 }

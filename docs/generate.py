@@ -31,7 +31,8 @@ from ratchet.components.recipes.recipe import folder, load, names
 from ratchet.components.recipes.schema import Recipe
 from ratchet.components.recipes.sections import Parser, Spec, Split
 from ratchet.components.recipes.yaml_files import shipped
-from ratchet.flows.catalogue import families
+from ratchet.flows.catalogue import families, page, plotted, slug
+from ratchet.flows.catalogue import link as paper
 from ratchet.flows.claim_records import filled as filled_claims
 from ratchet.flows.claim_records import freshness, read, sentence
 
@@ -45,11 +46,6 @@ SYMBOLS = {"gt": "> ", "ge": "≥ ", "lt": "< ", "le": "≤ "}
 def by_family() -> dict[str, dict[str, Recipe]]:
     recipes = {name: load(name)[0] for name in names()}
     return {one: {name: recipes[name] for name in found} for one, found in families(recipes).items()}
-
-
-def paper(identifier: str) -> str:
-    number = identifier.removeprefix("arXiv:")
-    return f"[{number}](https://arxiv.org/abs/{number})" if number != identifier else identifier
 
 
 def recipe_families() -> str:
@@ -67,7 +63,7 @@ def recipe_table() -> str:
     parts, stored = [], read()
     for one, recipes in by_family().items():
         rows = [
-            f"### {one}",
+            f"### [{one}](methods/{slug(one)}.md)",
             "",
             "| recipe | what it trains | objectives | paper | claim |",
             "|---|---|---|---|---|",
@@ -87,6 +83,16 @@ def recipe_table() -> str:
             )
         parts.append("\n".join(rows))
     return "\n\n".join(parts)
+
+
+def family_pages() -> dict[str, str]:
+    """Files of docs/methods: a page for each family of recipes, and a plot of its measured claims."""
+    stored, found = read(), {}
+    for one, recipes in by_family().items():
+        found[f"{slug(one)}.md"] = page(one, recipes, stored)
+        if plot := plotted(recipes, stored):
+            found[f"{slug(one)}.svg"] = plot
+    return found
 
 
 def stale_claims() -> str:
@@ -403,5 +409,12 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 if __name__ == "__main__":
     readme = ROOT / "README.md"
     readme.write_text(filled(readme.read_text()))
+    methods = ROOT / "docs" / "methods"
+    methods.mkdir(exist_ok=True)
+    written = family_pages()
+    for name, text in written.items():
+        (methods / name).write_text(text)
+    for file in set(methods.iterdir()) - {methods / name for name in written}:
+        file.unlink()
     claims = ROOT / "docs" / "claims.md"
     claims.write_text(filled_claims(claims.read_text(), read()))

@@ -1,16 +1,20 @@
-"""The catalogue of recipes: families, what a recipe is in five lines, and its difference from its base."""
+"""The catalogue of recipes: families, and what a recipe is: five lines, equation, defaults, claim with a
+plot.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ratchet.components.piece import SLOTS, catalogue, models_of
+from ratchet.components.piece import SLOTS, Description, catalogue, models_of
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.recipe import plain
 from ratchet.components.recipes.schema import Online, Recipe, Reward
 from ratchet.components.recipes.yaml_files import read_yaml, shipped
 from ratchet.flows.claim_records import Verdict, effect, key_of, sentence
+from ratchet.flows.interval_plot import rows_of, svg, text_bar
 
 FAMILIES = (
     "Supervised fine-tuning",
@@ -19,17 +23,20 @@ FAMILIES = (
     "Offline preference learning",
     "Online preference learning, in rounds",
     "Policy gradient, in on-policy steps",
+    "Evaluation alone",
 )
 
 
 def family(recipe: Recipe) -> str:
-    """Family of a recipe: decoding, else by the last thing that it trains."""
-    if _decodes(recipe):
-        return FAMILIES[2]
+    """Family of a recipe: by how it learns online, else decoding, else by the last thing that it trains."""
     trained = [one.section for one in sections(recipe)]
     online = [section for section in trained if isinstance(section, Online)]
     if online:
         return FAMILIES[5] if online[-1].cadence == "step" else FAMILIES[4]
+    if _decodes(recipe):
+        return FAMILIES[2]
+    if not any(hasattr(section, "fit") for section in trained):
+        return FAMILIES[6]
     if recipe.offline:
         return FAMILIES[3]
     return FAMILIES[1] if any(isinstance(section, Reward) for section in trained) else FAMILIES[0]
@@ -48,6 +55,13 @@ def families(recipes: Mapping[str, Recipe]) -> dict[str, list[str]]:
     """Names of recipes by family, in the order of `FAMILIES`."""
     found = {one: [name for name, recipe in recipes.items() if family(recipe) == one] for one in FAMILIES}
     return {one: names for one, names in found.items() if names}
+
+
+def slug(name: str) -> str:
+    """File name of a family's page: `Policy gradient, in on-policy steps` ->
+    `policy-gradient-in-on-policy-steps`.
+    """
+    return "-".join(re.findall(r"[a-z0-9]+", name.lower()))
 
 
 def summary(recipe: Recipe, stored: Mapping[str, Verdict]) -> list[str]:
@@ -75,6 +89,132 @@ def measured(recipe: Recipe, stored: Mapping[str, Verdict]) -> str:
     stale = " (stale: the definitions changed since)" if one.key != key_of(recipe.name) else ""
     effects = "; ".join(f"against {against}: {effect(row)}" for against, row in one.comparisons.items())
     return f"{claim}: {one.verdict}{stale}, {effects}, {one.seeds} seeds. {one.note or one.why}"
+
+
+def details(recipe: Recipe, stored: Mapping[str, Verdict]) -> list[str]:
+    """Equation, options with their defaults, and a text plot of what was measured, for the terminal."""
+    lines = ["equation"]
+    lines += [f"  {name}: {text}" for name, text in equations(recipe).items()]
+    lines += ["options, and what the pieces' papers or authors set"]
+    for name, (options, paper) in options_of(recipe).items():
+        source = f" ({paper})" if paper else ""
+        lines += [f"  {name}{source}: {', '.join(_option(*one) for one in options)}"]
+    if recipe.claim and recipe.name in stored:
+        rows = rows_of(recipe.name, recipe.claim, stored[recipe.name])
+        lines += ["measured (0: no difference, ¦: the smallest effect of interest)"] if rows else []
+        lines += [f"  {row.name}  {text_bar(row)}" for row in rows]
+    return lines
+
+
+def _option(key: str, value: Any, default: Any) -> str:
+    return f"{key} {value}" + ("" if value == default else f" (default {default})")
+
+
+def equations(recipe: Recipe) -> dict[str, str]:
+    """Piece -> the first paragraph of its documentation, which has its equation: of the objectives, or in a
+    recipe that trains nothing, of the pieces of its evaluation.
+    """
+    known = {slot: catalogue(slot) for slot in ("objective", "report", "measure", "rollout")}
+    used = [name for name, _ in _specs(plain(recipe))]
+    for slots in (("objective",), ("report", "measure"), ("rollout",)):
+        found = {name: known[slot][name] for slot in slots for name in used if name in known[slot]}
+        if found:
+            return {name: _first(one) for name, one in found.items()}
+    return {}
+
+
+def _first(one: Description) -> str:
+    return " ".join(one.doc.partition("\n\n")[0].split(">>>")[0].split())
+
+
+def options_of(recipe: Recipe) -> dict[str, tuple[list[tuple[str, Any, Any]], str]]:
+    """Piece with options -> (option, value in the recipe, default of the piece) of each, and the piece's
+    paper.
+    """
+    known = {name: one for slot in SLOTS for name, one in catalogue(slot).items()}
+    found: dict[str, tuple[list[tuple[str, Any, Any]], str]] = {}
+    for name, spec in _specs(plain(recipe)):
+        if name in known and name not in found:
+            options = [
+                (key, spec[key], spec[key] if option.required else option.default)
+                for key, option in known[name].options.items()
+                if key in spec
+            ]
+            if options:
+                found[name] = (options, known[name].paper)
+    return found
+
+
+def _specs(value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every mapping with a `name`, in the order of the recipe, but for the claim."""
+    if isinstance(value, Mapping):
+        if isinstance(value.get("name"), str):
+            yield value["name"], value
+        for key, inner in value.items():
+            if key != "claim":
+                yield from _specs(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _specs(inner)
+
+
+def page(one: str, recipes: Mapping[str, Recipe], stored: Mapping[str, Verdict]) -> str:
+    """The page of a family, in Markdown: each recipe with its paper, difference from its base, equation,
+    pieces and measured claim.
+    """
+    parts = [
+        f"# {one}",
+        "`ratchet recipes explain NAME` prints more. [All methods](../methods.md) · [Claims](../claims.md)",
+    ]
+    if plotted(recipes, stored):
+        parts += [
+            f"![Measured claims of this family]({slug(one)}.svg)",
+            "Differences with intervals, each row at its own scale; dashed: the smallest effect of interest.",
+        ]
+    for name, recipe in recipes.items():
+        own = "; ".join(f"`{key}: {value}`" for key, value in difference(name).items())
+        parts += [
+            f"## {name}",
+            recipe.about,
+            "\n".join(
+                [
+                    f"* Paper: {link(recipe.paper)}",
+                    f"* Base: `{recipe.base}`" + (f"; its own keys: {own}" if own else ""),
+                    f"* Pieces: {', '.join(pieces(recipe))}",
+                    *(f"* `{piece}`: {text}" for piece, text in equations(recipe).items()),
+                    f"* Claim: {result(recipe, stored)}",
+                ]
+            ),
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def result(recipe: Recipe, stored: Mapping[str, Verdict]) -> str:
+    """The claim in words with its stored verdict, whether or not the verdict is stale."""
+    if recipe.claim is None:
+        return "none; it is a control or an example"
+    one = stored.get(recipe.name)
+    if one is None:
+        return f"{sentence(recipe.claim)}: not measured"
+    effects = "; ".join(effect(row) for row in one.comparisons.values())
+    return f"{sentence(recipe.claim)}: **{one.verdict}**, {effects}, {one.seeds} seeds"
+
+
+def plotted(recipes: Mapping[str, Recipe], stored: Mapping[str, Verdict]) -> str:
+    """SVG of the measured claims of a family; empty if there are none."""
+    rows = [
+        row
+        for name, recipe in recipes.items()
+        if recipe.claim and name in stored
+        for row in rows_of(name, recipe.claim, stored[name])
+    ]
+    return svg(rows) if rows else ""
+
+
+def link(identifier: str) -> str:
+    """An arXiv identifier as a Markdown link."""
+    number = identifier.removeprefix("arXiv:")
+    return f"[{number}](https://arxiv.org/abs/{number})" if number != identifier else identifier
 
 
 def difference(name: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from ratchet.components.recipes.conform import conform, record
 from ratchet.components.recipes.plan import Stage, our_sources, plan, source_digest
 from ratchet.components.recipes.ranges import Finite, Natural, NotNegative
 from ratchet.components.recipes.recipe import load, names, plain
-from ratchet.components.recipes.schema import START, Claim, Recipe
+from ratchet.components.recipes.schema import START, ZERO, Claim, Recipe
 from ratchet.components.storage.definitions import Sources
 from ratchet.components.storage.store import digest, write_atomic
 
@@ -89,7 +89,8 @@ def sentence(claim: Claim) -> str:
         else f"mean of {claim.metric} over the steps",
     }[claim.per]
     margin = f" by more than {claim.at_least:g}" if claim.at_least else ""
-    named = " and ".join("its start" if one == START else one for one in claim.baselines)
+    words = {START: "its start", ZERO: "zero"}
+    named = " and ".join(words.get(one, one) for one in claim.baselines)
     equal = f", equal {claim.budget}" if claim.budget else ""
     return f"{what} {claim.direction} than {named}{margin}{equal}"
 
@@ -145,7 +146,7 @@ def key_of(recipe: str, arms: Arms | None = None) -> str:
     wanted = {
         name: value for name, value in plain(claim).items() if name not in ("testbed", "changed", "max_seeds")
     }
-    compared = [recipe, *(one for one in claim.baselines if one != START)]
+    compared = [recipe, *claim.recipes]
     return digest([wanted, [arms[one] for one in compared]])[:16]
 
 

@@ -20,13 +20,13 @@ Values = tuple[list[float], list[float], Any]
 
 def values(claim: Claim, own: Sequence[Pipeline], baseline: Sequence[Pipeline] | None) -> Values:
     """Per seed the value of the recipe and of its baseline, and their differences: (seeds, prompts) with
-    `per: prompt`, else one per seed. `baseline` None: the recipe's own start. `DataError` for a metric that
-    was not measured, or other prompts in both arms.
+    `per: prompt`, else one per seed. `baseline` None: the recipe's own start, or with `per:
+    seed` zero. `DataError` for a metric that was not measured, or other prompts in both arms.
     """
     if claim.per != "prompt":
-        assert baseline is not None, "the schema compares the start by prompts"
         read = _curve if claim.per == "curve" else _scalar
-        mine, theirs = ([read(claim, one) for one in arm] for arm in (own, baseline))
+        mine = [read(claim, one) for one in own]
+        theirs = [read(claim, one) for one in baseline] if baseline is not None else [0.0] * len(mine)
         return mine, theirs, [a - b for a, b in zip(mine, theirs, strict=True)]
     found = [results_of(one) for one in own]
     rows = np.array([_per_prompt(one, claim.metric) for one in found])

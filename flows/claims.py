@@ -24,7 +24,7 @@ from ratchet.components.evaluation.verdicts import (
 )
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.recipes.recipe import load
-from ratchet.components.recipes.schema import START, Claim
+from ratchet.components.recipes.schema import START, ZERO, Claim
 from ratchet.components.storage.store import read_manifest
 from ratchet.flows import claim_values
 from ratchet.flows.claim_records import Comparison, Verdict, claiming, is_tiny, key_of, profile_of, sentence
@@ -102,7 +102,7 @@ class Check:
 
     @property
     def arms(self) -> list[str]:
-        return [self.recipe, *(one for one in self.claim.baselines if one != START)]
+        return [self.recipe, *self.claim.recipes]
 
 
 class Opened:
@@ -215,7 +215,8 @@ def compared(check: Check, baseline: str) -> Comparison:
     """The recipe against one baseline over the seeds of the present look."""
     claim, level = check.claim, level_of(check.look, len(check.counts))
     own = [check.pipelines[check.recipe, seed] for seed in check.seeds]
-    theirs = None if baseline == START else [check.pipelines[baseline, seed] for seed in check.seeds]
+    recipes = baseline not in (START, ZERO)
+    theirs = [check.pipelines[baseline, seed] for seed in check.seeds] if recipes else None
     values, others, differences = claim_values.values(claim, own, theirs)
     effect = over_seeds(differences, level) if claim.per != "prompt" else crossed(differences, level)
     budgets = claim_values.budgets(claim.budget, own, theirs) if claim.budget and theirs else (None, None)

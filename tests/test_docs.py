@@ -66,6 +66,16 @@ def test_stored_verdicts_are_well_formed_and_their_table_is_fresh() -> None:
         warnings.warn(f"stale: {sorted(found.stale)}; not measured: {sorted(found.missing)}", stacklevel=1)
 
 
+def test_family_pages_are_fresh_and_name_every_recipe(generate: ModuleType) -> None:
+    from ratchet.components.recipes.recipe import names
+
+    pages, folder = generate.family_pages(), ROOT / "docs" / "methods"
+    assert {file.name: file.read_text() for file in folder.iterdir()} == pages, "stale: run docs/generate.py"
+    text = "".join(pages.values())
+    assert not [name for name in names() if f"\n## {name}\n" not in text]
+    assert all(f"({name})" in text for name in pages if name.endswith(".svg"))
+
+
 def test_recipe_reference_has_every_key(generate: ModuleType) -> None:
     page = generate.recipe_reference()
     assert (

@@ -28,11 +28,7 @@ def generate(what: str, folder: Path) -> Path:
     name, options = _parts(what)
     _check_options(what, name, options)
     try:
-        rows = (
-            build("testbed", {"name": name, **options})()
-            if name in catalogue("testbed")
-            else _reasoning(name)(**options)
-        )
+        rows = _rows(name, options)
         lines = [json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in rows]
     except (TypeError, ValueError, AssertionError) as error:
         raise SourceError(f"generate:{what}: {str(error).splitlines()[0]}") from error
@@ -41,6 +37,17 @@ def generate(what: str, folder: Path) -> Path:
     path = folder / f"{name}.jsonl"
     path.write_text("".join(lines), encoding="utf-8")
     return path
+
+
+def _rows(name: str, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if name in catalogue("testbed"):
+        return build("testbed", {"name": name, **options})()
+    return _reasoning(name)(**options)
+
+
+def splits_of(what: str, column: str | None) -> set[str]:
+    """Splits that the rows of `name?key=value` name in `column`; {""} without a column."""
+    return {str(row.get(column) or "") for row in _rows(*_parts(what))} if column else {""}
 
 
 def check_name(what: str) -> None:

@@ -66,9 +66,12 @@ def read_sources(data: Data, paths: Sequence[Path], seed: int, most: int | None 
         record.published not in ("", "benchmark") for record in kept
     ):  # sources without published splits are training data
         kept = [replace(record, published="train") if not record.published else record for record in kept]
-    return unique(
-        FilterResult(sorted(kept, key=lambda record: ORDER.index(record.published)), dropped, changed)
-    )
+    return unique(FilterResult(sorted(kept, key=_order), dropped, changed))
+
+
+def _order(record: Conversation) -> int:
+    """Place in `ORDER`; splits with other names are held out."""
+    return ORDER.index(record.published) if record.published in ORDER else 0
 
 
 def mixed(data: Data, records: Sequence[Conversation], seed: int) -> FilterResult:

@@ -28,6 +28,8 @@ from ratchet.components.piece import Description, build, catalogue
 Parser = Callable[[Mapping[str, Any]], Sequence[Conversation]]
 RENAMED = "renamed: duplicate id"
 GROUPS = {"group", "prompt_id", "completion"}
+SPLIT_COLUMN = "split"
+"""Name in `columns` of the column with the published split of each row."""
 TESTS = (
     "test",
     "entry_point",
@@ -46,7 +48,8 @@ def parse(
     most: int | None = None,
 ) -> FilterResult:
     """Records of a file or folder; unreadable rows are dropped with a reason. `columns` maps a layout's
-    column names to the file's; `config` and `splits` as in `published`; `most` limits the rows per file.
+    column names to the file's, and `split` to the column with each row's published split; `config` and
+    `splits` as in `published`; `most` limits the rows per file.
     `DataError` if no row is usable, `RecipeError` for an unknown parser.
     """
     choose = _chooser(parser)
@@ -71,7 +74,8 @@ def parse(
                 row = _renamed(row, columns or {})
                 name, layout = choose(row)
                 named = key if row.get("id") is None else str(row["id"])
-                kept.extend(_finished(layout(row), row, named, split))
+                own = str(row.get(SPLIT_COLUMN) or "") if SPLIT_COLUMN in (columns or {}) else split
+                kept.extend(_finished(layout(row), row, named, own))
                 layouts.update([f"read as `{name}`"] if name else [])
             except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
                 dropped.append(Rejected(key, f"{_reason(error)}: {where}", _printable(row)))

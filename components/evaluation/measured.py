@@ -48,12 +48,22 @@ def measured(recipe: Recipe) -> dict[str, bool]:
         against = [*measures, *(["distinct_2_ratio"] if measures else [])]
         against += [name for score, wins in scores.items() for name in (wins, f"{wins}_lc", f"{score}_gain")]
         found |= {f"{name}_vs_{other}": True for name in against}
+    found |= {label_of(spec): True for spec in section.reports}
     if "initial" in pairs[final]:
         found |= {"kl_to_sft": False, "distinct_2_ratio": False, "length_ratio": False}
         found |= {"embedding_spread_ratio": False} if encodes else {}
         found |= {"perplexity_ratio": True} if fluent else {}
         found |= {"proxy_over_gold": True} if gold and scoring_models(recipe) else {}
     return found
+
+
+def scores_and_measures(recipe: Recipe) -> set[str]:
+    """Numbers that the evaluation has for every answer of every arm."""
+    section = recipe.evaluate
+    if section is None:
+        return set()
+    gold = {"gold"} if section.gold else set[str]()
+    return {*gold, *_rewards(recipe), *(label_of(spec) for spec in section.measures)}
 
 
 def _rewards(recipe: Recipe) -> set[str]:

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ratchet.components.evaluation.answers import answer_rates
+from ratchet.components.evaluation.bootstrap import Interval
 from ratchet.components.evaluation.diversity import cosine_spread, distinct_n, self_bleu
 from ratchet.components.evaluation.gold import Encoder, GoldMeasure
+from ratchet.components.evaluation.results import Scored
 from ratchet.components.piece import build
 from ratchet.components.recipes.arms import label_of
 from ratchet.components.types import Columns, Context, Group
@@ -82,10 +84,11 @@ def measures_of(
     answers: Mapping[str, Sequence[Group]],
     scores: Mapping[str, Mapping[str, Ragged]],
     measures: Sequence[Mapping[str, Any]],
-    ctx: Context,
+    contexts: Mapping[str, Context],
 ) -> dict[str, dict[str, Ragged]]:
     """Arm -> measure -> one number per answer. A measure gets the answers of one arm, since it may describe
-    the set of answers to a prompt, with the rewards as columns.
+    the set of answers to a prompt, with the rewards as columns. `contexts`: by arm, with the arm's model as
+    `policy`.
     """
     found: dict[str, dict[str, Ragged]] = {arm: {} for arm in answers}
     columns = {
@@ -99,8 +102,13 @@ def measures_of(
                 group.extended({name: rows[i] for name, rows in columns[arm].items()})
                 for i, group in enumerate(groups)
             ]
-            found[arm][label_of(spec)] = measure(scored, ctx)
+            found[arm][label_of(spec)] = measure(scored, contexts[arm])
     return found
+
+
+def reports_of(scored: Scored, reports: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
+    """Label of each report -> its number with an interval."""
+    return {label_of(spec): build("report", spec, reserved=("label",))(scored) for spec in reports}
 
 
 def together(answers: Mapping[str, Sequence[Group]]) -> list[Group]:

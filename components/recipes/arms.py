@@ -20,8 +20,8 @@ SHARED = ("responses_per_prompt", "max_tokens", "temperature")
 
 @dataclass(frozen=True)
 class PlannedArm:
-    """An arm with every value filled in. `model`: `base`, `initial`, `policy`, or the name of a model or
-    phase; `data`: split of its prompts.
+    """An arm with every value filled in. `model`: `base`, `initial`, `policy`, the name of a model or phase,
+    or `merged_ARM`, the weighted mean of the models in `merged`; `data`: split of its prompts.
     """
 
     model: str
@@ -29,6 +29,7 @@ class PlannedArm:
     data: str
     best_of: BestOf | None
     seed: int
+    merged: Mapping[str, float] | None = None
 
 
 def arms(recipe: Recipe) -> dict[str, PlannedArm]:
@@ -42,11 +43,12 @@ def arms(recipe: Recipe) -> dict[str, PlannedArm]:
     chosen = _short(recipe, section) if section.arms is None else section.arms
     return {
         name: PlannedArm(
-            arm.model,
+            arm.model if isinstance(arm.model, str) else f"merged_{name}",
             rollout_of(section, arm, f"evaluate.arms.{name}.rollout"),
             arm.data or section.data,
             arm.best_of,
             seed if arm.seed is None else arm.seed,
+            None if isinstance(arm.model, str) else arm.model,
         )
         for name, arm in chosen.items()
     }

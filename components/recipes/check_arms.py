@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from ratchet.components.errors import RecipeError, nearest
-from ratchet.components.evaluation.measured import ENDS, measured
+from ratchet.components.evaluation.measured import ENDS, measured, scores_and_measures
 from ratchet.components.recipes.arms import arms, key_of, label_of
 from ratchet.components.recipes.check_sections import check_piece
 from ratchet.components.recipes.phases import sections
@@ -14,6 +14,8 @@ from ratchet.components.recipes.schema import Recipe, Spec
 
 STANDARD = {"base", "initial", "policy"}
 """Models of an evaluation that every recipe has: `models.policy`, initial policy, final policy."""
+ARMS, NUMBERS = ("arm", "other", "third", "arms"), ("measure", "of", "to")
+"""Options of reports that name arms, and numbers of arms."""
 TAKEN = {"final", "sft", "reward", "gold", "details", "spent"}
 """Words that begin or end the names of other metrics."""
 
@@ -33,18 +35,38 @@ def check_evaluation(recipe: Recipe, known: set[str]) -> None:
         if arm.best_of:
             _columns(arm.best_of.annotate, models, f"{at}.best_of.annotate")
     have = _columns(recipe.evaluate.metrics, models, "evaluate.metrics")
-    labels: set[str] = set()
     for spec in recipe.evaluate.measures:
         check_piece("measure", spec, have, (known | STANDARD) - {"reference"}, "evaluate.measures")
+    _check_labels(recipe.evaluate.measures, "measures")
+    for i, spec in enumerate(recipe.evaluate.reports):
+        _check_report(recipe, spec, f"evaluate.reports[{i}]")
+    _check_labels(recipe.evaluate.reports, "reports")
+
+
+def _check_labels(specs: Sequence[Spec], key: str) -> None:
+    """Each measure or report has a name of its own."""
+    labels: set[str] = set()
+    for spec in specs:
         if (label := label_of(spec)) in labels:
-            raise RecipeError(
-                f"evaluate.measures: two measures are called {label!r}; give each its own `label`"
-            )
+            raise RecipeError(f"evaluate.{key}: two {key} are called {label!r}; give each its own `label`")
         if not re.fullmatch(r"[a-z][a-z0-9_]*", str(label)):
             raise RecipeError(
-                f"evaluate.measures: expected a label of lower-case letters, digits and _, got {label!r}"
+                f"evaluate.{key}: expected a label of lower-case letters, digits and _, got {label!r}"
             )
         labels.add(label)
+
+
+def _check_report(recipe: Recipe, spec: Spec, where: str) -> None:
+    """The options in `ARMS` name arms, those in `NUMBERS` scores and measures that every arm has."""
+    check_piece("report", spec, set(), set(), where)
+    planned = arms(recipe)
+    numbers = scores_and_measures(recipe)
+    for options, kind, known in ((ARMS, "arm", set(planned)), (NUMBERS, "measure or metric", numbers)):
+        for option in options:
+            given = spec.get(option) or ()
+            for name in [given] if isinstance(given, str) else given:
+                if name not in known:
+                    raise RecipeError(f"{where}.{option}: no {kind} named {name!r}{nearest(name, known)}")
 
 
 def _columns(annotators: Sequence[Spec], models: set[str], where: str) -> set[str]:
@@ -73,10 +95,14 @@ def _check_own_arms(recipe: Recipe) -> None:
             raise RecipeError(f"{at}: expected a name of lower-case letters, digits and _, got {name!r}")
         if name in TAKEN or re.search(r"_vs_|_lc$", name):
             raise RecipeError(f"{at}: {name!r} is part of the names of other metrics; rename this arm")
-        if arm.model not in policies:
+        for model in [arm.model] if isinstance(arm.model, str) else arm.model:
+            if model not in policies:
+                raise RecipeError(
+                    f"{at}.model: no model or phase with a policy named {model!r}{nearest(model, policies)}"
+                )
+        if not isinstance(arm.model, str) and abs(sum(arm.model.values()) - 1) > 1e-6:
             raise RecipeError(
-                f"{at}.model: no model or phase with a policy named "
-                f"{arm.model!r}{nearest(arm.model, policies)}"
+                f"{at}.model: expected weights that add up to 1, got {sum(arm.model.values()):g}"
             )
         if arm.best_of and "responses_per_prompt" not in arms(recipe)[name].rollout:
             raise RecipeError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args
+from typing import Any
 from urllib.parse import parse_qsl
 
 from ratchet.components.errors import DataError, RecipeError, SourceError, nearest
@@ -16,7 +16,7 @@ from ratchet.components.recipes.check_records import Checked, check_records, unr
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.reward_models import certified
 from ratchet.components.recipes.schema import Groups, Learn, Recipe, Reward, Sft
-from ratchet.components.recipes.sections import KINDS, PAIRS, SHARES, SINGLE, Split, kind_of
+from ratchet.components.recipes.sections import KINDS, PAIRS, SHARES, SINGLE, SPLITS, is_split, kind_of
 from ratchet.components.recipes.yaml_files import folder
 
 
@@ -25,7 +25,8 @@ def check_files(recipe: Recipe, show: int = 0) -> Checked:
     data must have the records and published splits it reads. Raises `SourceError`, `DataError`, `GateError`
     or `RecipeError` for the first problem. `show`: examples of each split of `path:` data in the result.
     """
-    from ratchet.components.data.generate import check_name
+    from ratchet.components.data.generate import check_name, splits_of
+    from ratchet.components.data.parsing import SPLIT_COLUMN
     from ratchet.components.data.published import home_of, published, share_of, wanted
     from ratchet.components.data.sources import check_address, local
     from ratchet.components.stages.fetch import REGISTRY
@@ -64,11 +65,11 @@ def check_files(recipe: Recipe, show: int = 0) -> Checked:
             check_address(one.source)
             if one.source.startswith("generate:"):
                 check_name(one.source.removeprefix("generate:"))
-                found = {""}
+                found = splits_of(one.source.removeprefix("generate:"), one.columns.get(SPLIT_COLUMN))
             else:
                 found = (
                     {split for split, _ in published(local(one.source), one.config, one.splits)}
-                    if one.source.startswith("path:")
+                    if one.source.startswith("path:") and SPLIT_COLUMN not in one.columns
                     else None
                 )
         have = have | found if have is not None and found is not None else None
@@ -156,10 +157,10 @@ def check_splits(recipe: Recipe) -> None:
     for where, name in splits_read(recipe).items():
         if name in made:
             raise RecipeError(f"{where}: the phase that makes {name!r} comes later; move it before this one")
-        if name not in get_args(Split):
+        if not is_split(name):
             raise RecipeError(
                 f"{where}: {name!r} is neither a split nor what an earlier phase "
-                f"makes{nearest(name, [*get_args(Split), *made])}"
+                f"makes{nearest(name, [*SPLITS, *made])}"
             )
         if name not in (splits or SHARES):
             raise RecipeError(

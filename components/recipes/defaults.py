@@ -46,10 +46,15 @@ def with_defaults(recipe: Recipe) -> Recipe:
             resolve("measure", spec, where=f"evaluate.measures[{i}]", reserved=MEASURE_KEYS)
             for i, spec in enumerate(recipe.evaluate.measures)
         ]
+        reports = [
+            resolve("report", spec, where=f"evaluate.reports[{i}]", reserved=MEASURE_KEYS)
+            for i, spec in enumerate(recipe.evaluate.reports)
+        ]
         changes["evaluate"] = dataclasses.replace(
             recipe.evaluate,
             metrics=metrics,
             measures=measures,
+            reports=reports,
             best_of=_best_of(recipe.evaluate.best_of, "evaluate"),
             arms=_arms(recipe.evaluate),
         )

@@ -27,6 +27,7 @@ SLOTS = {
     "adapter": "adapter",
     "updates": "objective",
     "measures": "measure",
+    "reports": "report",
     "transforms": "transform",
     "parser": "parser",
 }
@@ -101,7 +102,8 @@ def _piece(slot: str) -> dict[str, Any]:
 
 
 def _options(name: str, piece: Description) -> dict[str, Any]:
-    reserved = {"objective": OBJECTIVE_KEYS, "measure": MEASURE_KEYS}.get(piece.slot, ())
+    keys = {"objective": OBJECTIVE_KEYS, "measure": MEASURE_KEYS, "report": MEASURE_KEYS}
+    reserved = keys.get(piece.slot, ())
     found: dict[str, Any] = {
         "name": {"const": name, "description": piece.doc.partition("\n\n")[0]},
         **{one: {} for one in reserved},

@@ -116,6 +116,12 @@ def _evaluation(planner: Planner) -> None:
     planned = arms(recipe)
     answers: dict[str, str] = {}
     for name, arm in planned.items():
+        if arm.merged:
+            parts = {one: standard.get(one) or planner.models[one] for one in arm.merged}
+            planner.models[arm.model] = planner.add(
+                arm.model, "merge", "weights", {"weights": arm.merged}, parts, heavy=False, part="evaluate"
+            )
+            planner.policies.add(arm.model)
         model = standard.get(arm.model) or planner.models[arm.model]
         same = next((answers[other] for other, one in planned.items() if other in answers and one == arm), "")
         answers[name] = same or _answers(planner, name, arm, model, standard)

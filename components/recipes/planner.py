@@ -26,6 +26,7 @@ NOT_SEEDED = (
     "validate",
     "gold",
     "answers",
+    "merge",
 )  # independent of the run's seed, or with a seed of their own
 
 

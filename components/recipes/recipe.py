@@ -23,7 +23,7 @@ from ratchet.components.recipes.defaults import section_with_defaults, with_defa
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.ranges import Count
-from ratchet.components.recipes.schema import SCHEMA, START, Online, Recipe
+from ratchet.components.recipes.schema import SCHEMA, START, ZERO, Online, Recipe
 from ratchet.components.recipes.smoke import limited
 from ratchet.components.recipes.yaml_files import folder, parse_yaml, read_yaml, shipped
 
@@ -75,10 +75,10 @@ def load(
     resolved = with_defaults(conform(Recipe, raw, ""))
     hardware = load_profile(resolved.profile)
     resolved = corrected(resolved, hardware)
-    for baseline in resolved.claim.baselines if resolved.claim else ():
-        if baseline != START and not baseline.endswith(YAML) and baseline not in names():
+    for baseline in resolved.claim.recipes if resolved.claim else ():
+        if not baseline.endswith(YAML) and baseline not in names():
             raise RecipeError(
-                f"claim.against: no recipe named {baseline!r}{nearest(baseline, [START, *names()])}"
+                f"claim.against: no recipe named {baseline!r}{nearest(baseline, [START, ZERO, *names()])}"
             )
     check(resolved, _changed_rounds(resolved))
     check_window(resolved, hardware)

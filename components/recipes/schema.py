@@ -29,7 +29,7 @@ from ratchet.components.recipes.ranges import (
 from ratchet.components.recipes.sections import Data, Gate, Limits, Sizes, Spec, Split, Watch
 
 SCHEMA = 1
-START, MOST_SEEDS = "start", 8
+START, ZERO, MOST_SEEDS = "start", "zero", 8
 
 
 @record
@@ -46,7 +46,8 @@ class Claim:
     Settings of all of them are chosen on other seeds than those of the check.
     """
 
-    # baseline recipes; `start`: this recipe's policy before its last training, in the same evaluation
+    # baseline recipes; `start`: this recipe's policy before its last training, in the same evaluation;
+    # `zero`: the number 0, for a report that compares arms itself
     against: str | Sequence[str]
     metric: str  # of the evaluation; with `per: curve` of the training log (metrics.jsonl)
     direction: Literal["higher", "lower"] = "higher"  # of the claimed difference
@@ -70,6 +71,12 @@ class Claim:
                 f"claim.per: expected prompt with `against: {START}`, whose answers are compared one by "
                 f"one, got {self.per!r}"
             )
+        if ZERO in self.baselines and self.per != "seed":
+            raise RecipeError(
+                f"claim.per: expected seed with `against: {ZERO}`, one number per seed, got {self.per!r}"
+            )
+        if ZERO in self.baselines and self.budget:
+            raise RecipeError(f"claim.budget: there is none to compare with `against: {ZERO}`; remove it")
         if self.max_seeds is not None and self.max_seeds < self.seeds:
             raise RecipeError(
                 f"claim.max_seeds: expected at least claim.seeds ({self.seeds}), got {self.max_seeds}"
@@ -78,6 +85,11 @@ class Claim:
     @property
     def baselines(self) -> tuple[str, ...]:
         return (self.against,) if isinstance(self.against, str) else tuple(self.against)
+
+    @property
+    def recipes(self) -> tuple[str, ...]:
+        """The baselines that are recipes."""
+        return tuple(one for one in self.baselines if one not in (START, ZERO))
 
     @property
     def most_seeds(self) -> int:
@@ -316,7 +328,9 @@ class BestOf:
 class Arm:
     """An arm of the evaluation: a model that answers held-out prompts."""
 
-    model: str = "policy"  # `base`, `initial` or `policy` (final), a model of the recipe, or a phase
+    # `base`, `initial` or `policy` (final), a model of the recipe, or a phase; several with weights, which
+    # add up to 1: the weighted mean of their parameters
+    model: str | Mapping[str, Finite] = "policy"
     rollout: Spec | None = None  # how it answers; null: `sample`; options not set are those of `evaluate`
     data: Split | None = None  # split of held-out prompts; null: that of `evaluate`
     best_of: BestOf | None = None  # best-of-n decoding
@@ -326,7 +340,8 @@ class Arm:
 @record
 class Evaluate:
     """Evaluation on held-out prompts. `metrics` are rewards, each compared by win rate and by mean;
-    `measures` describe the quality of the answers, each compared with the base model and with SFT.
+    `measures` describe the quality of the answers, each compared with the base model and with SFT;
+    `reports` are numbers over several arms.
     """
 
     arms: Mapping[str, Arm] | None = None  # null: base model, SFT policy and final policy
@@ -338,6 +353,7 @@ class Evaluate:
     temperature: Temperature = 1.0  # 0: greedy
     metrics: Sequence[Spec] = ()  # rewards
     measures: Sequence[Spec] = ()  # quality measures
+    reports: Sequence[Spec] = ()  # numbers that compare arms
     by: Sequence[str] = ()  # keys of a prompt's `meta` to break the first metric down by
     best_of: BestOf | None = None  # best-of-n decoding
     gold: Bool = False  # train and use the gold measure on sentence embeddings

@@ -7,12 +7,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from typing_extensions import TypedDict
 
-from ratchet.components.errors import RecipeError
+from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.recipes.conform import record
 from ratchet.components.recipes.ranges import (
     Bool,
@@ -30,7 +30,7 @@ Spec = Annotated[
     Mapping[str, Any], BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
 ]
 """A piece with its options, or its name only."""
-Split = Literal[
+SPLITS = (
     "sft",
     "sft_validation",
     "reward",
@@ -48,11 +48,35 @@ Split = Literal[
     "demonstrate_validation",
     "preferences",
     "preferences_validation",
-]
-
-
-KINDS = tuple(dict.fromkeys(name.removesuffix("_validation") for name in get_args(Split)))
+)
+"""Splits with a name of their own. Any of these with a further word, `evaluate_shifted`, is a split too."""
+KINDS = tuple(dict.fromkeys(name.removesuffix("_validation") for name in SPLITS))
 """Kinds of splits."""
+
+
+def kind_of(split: str) -> str:
+    """Builder of a split: `reward_validation` -> `reward`, `evaluate_shifted` -> `evaluate`."""
+    base = split.removesuffix("_validation")
+    return base if base in KINDS else next((kind for kind in KINDS if base.startswith(f"{kind}_")), base)
+
+
+def is_split(name: str) -> bool:
+    """Whether a split may have this name: a kind, or a kind and further words."""
+    return kind_of(name) in KINDS and re.fullmatch(r"[a-z][a-z0-9_]{0,40}", name) is not None
+
+
+def _split(name: str) -> str:
+    if not is_split(name):
+        raise ValueError(
+            f"{name!r} is not one of {', '.join(SPLITS)}{nearest(name, SPLITS).partition('; known')[0]}; a "
+            "further split is named after one of these: evaluate_shifted"
+        )
+    return name
+
+
+Split = Annotated[str, AfterValidator(_split)]
+
+
 PROMPT_SECTIONS = (
     "prompts",
     "evaluate",
@@ -79,11 +103,6 @@ SHARES = {
     "gold_validation": 0.08,
 }
 """Default splits and shares, as far as the records can fill them."""
-
-
-def kind_of(split: str) -> str:
-    """Builder of a split: `reward_validation` -> `reward`."""
-    return split.removesuffix("_validation")
 
 
 class Sizes(TypedDict, total=False):
@@ -151,7 +170,7 @@ class DataSource:
     sha256: str | None = None  # of the file; null: not pinned
     config: str | None = None  # configuration of a published data set
     parser: Parser = "auto"  # data layout
-    columns: Mapping[str, str] = field(default_factory=dict)  # the layout's column -> yours
+    columns: Mapping[str, str] = field(default_factory=dict)  # the layout's column (or `split`) -> yours
     splits: Mapping[Literal["train", "validation", "test", "benchmark"], str | Sequence[str]] = field(
         default_factory=dict
     )  # published split -> files or names
@@ -163,7 +182,7 @@ class DataSource:
 class Part:
     """A split of the recipe, made from a share of a published split."""
 
-    split: Literal["train", "validation", "test"] | None = None  # published split; null: by the split's name
+    split: str | None = None  # published split, or value of the rows' split column; null: by the split's name
     share: Positive = 1.0  # of that published split
 
 
@@ -185,7 +204,7 @@ class Data:
     sources: Sequence[DataSource] = ()  # several sources, in place of one
     seed: Seed = 0  # of splitting
     parser: Parser = "auto"  # data layout
-    columns: Mapping[str, str] = field(default_factory=dict)  # the layout's column -> yours
+    columns: Mapping[str, str] = field(default_factory=dict)  # the layout's column (or `split`) -> yours
     transforms: Sequence[Spec] = ()  # applied to all records, in order
     # split -> share, or published split and share; null: those that the recipe reads, in fixed shares
     splits: Mapping[Split, Positive | Part] | None = None
@@ -249,7 +268,7 @@ class Data:
 
     def of(self, split: str) -> Conversations | Contexts | Pairs | Labelled:
         """The builder options of a split."""
-        return getattr(self, split, None) or getattr(self, split.removesuffix("_validation"))
+        return getattr(self, split, None) or getattr(self, kind_of(split))
 
 
 @record

@@ -26,6 +26,7 @@ STAGES = {  # kind of stage -> module with the function of that name
     "annotate": "ratchet.components.stages.experience",
     "select": "ratchet.components.stages.experience",
     "improve": "ratchet.components.stages.improve",
+    "merge": "ratchet.components.stages.merge",
     "answers": "ratchet.components.stages.answers",
     "evaluate": "ratchet.components.stages.evaluate",
 }

@@ -4,6 +4,7 @@ gates, report.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from ratchet.components.data.groups import read_groups
 from ratchet.components.evaluation.fluency import perplexity, perplexity_ratio
 from ratchet.components.evaluation.gates import check_gates
 from ratchet.components.evaluation.gold import Encoder, GoldMeasure
+from ratchet.components.evaluation.quality import flattened
 from ratchet.components.evaluation.report import write_report
 from ratchet.components.evaluation.results import (
     Scored,
@@ -26,6 +28,7 @@ from ratchet.components.evaluation.scoring import (
     describe_answers,
     human_logprobs,
     measures_of,
+    reports_of,
     rewards_of,
     scores_of,
     settled,
@@ -131,9 +134,14 @@ def score(
         for arm, more in rewards_of(members, context, certified).items():
             scores[arm] |= more
     full, unscored = settled(scores)
-    own = Lazily(base=lambda: base.of(job.path("base")), **({"encoder": lambda: encoder} if encoder else {}))
-    ctx = Context(models=Overlay(context.models, own))
-    measured = measures_of(answers, full, options["measures"], ctx)
+    own = {"base": lambda: base.of(job.path("base")), **({"encoder": lambda: encoder} if encoder else {})}
+    contexts = {
+        arm: Context(models=Overlay(context.models, Lazily(**own, policy=functools.partial(engine.of, path))))
+        for arm in answers
+        for path in [job.path(options["arms"][arm]["model"])]
+    }
+    measured = measures_of(answers, full, options["measures"], contexts)
+    engine.release()
     scored = Scored(splits, answers, numbers, full, measured, own=options["named"])
     scored.add_means()
     return scored, human, unscored
@@ -158,6 +166,8 @@ def compare(
         ratio = perplexity_ratio(logprobs, human["initial"][0], masks)
         metrics |= {f"perplexity_ratio.{end}": v for end, v in ratio.items()}
     describe_quality(results, scored, options["by"], certified)
+    results["reports"] = reports_of(scored, options["reports"])
+    metrics |= flattened(results["reports"])
     if scored.own:
         results["contrasts"] = [
             {"arm": title_of(arm), "against": title_of(other), "key": key_of(other)}

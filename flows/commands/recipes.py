@@ -51,10 +51,10 @@ def list_recipes(as_json: Json = False) -> None:
 @app.command()
 def explain(recipe: RecipeName, set: Set = [], profile: ProfileOption = None, as_json: Json = False) -> None:  # noqa: B006
     """Print a recipe with every default written out, its derived batch sizes and token counts, and what it
-    is: paper, pieces, its difference from its base, and what was measured of its claim.
+    is: paper, pieces, equation, its difference from its base, and what was measured of its claim.
     """
     from ratchet.components.recipes.recipe import dump, load, plain
-    from ratchet.flows.catalogue import summary
+    from ratchet.flows.catalogue import details, summary
     from ratchet.flows.claim_records import read
     from ratchet.flows.display import open_console
 
@@ -67,7 +67,8 @@ def explain(recipe: RecipeName, set: Set = [], profile: ProfileOption = None, as
     if loaded.data.splits is None:
         shares = ", ".join(f"{name} {share:.2f}" for name, share in _default_splits(loaded).items())
         typer.echo(f"data.splits: null stands for {shares}, as far as the data can fill them")
-    for line in ["", *summary(loaded, read())]:
+    stored = read()
+    for line in ["", *summary(loaded, stored), "", *details(loaded, stored)]:
         console.print(line, markup=False, soft_wrap=True)
 
 

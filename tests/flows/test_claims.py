@@ -29,6 +29,7 @@ from ratchet.flows.claim_records import (
     write,
 )
 from ratchet.flows.cli import app
+from ratchet.flows.interval_plot import Row, svg, text_bar
 from ratchet.tasks.pipeline import Pipeline
 
 
@@ -412,7 +413,7 @@ def test_recipes_are_listed_by_family_with_their_verdict(monkeypatch: pytest.Mon
 def test_explain_says_what_a_recipe_is_in_five_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ratchet.flows.claim_records.read", lambda: {"rloo": verdict()})
     text = CliRunner().invoke(app, ["recipes", "explain", "rloo"]).output.partition("rloo: RLOO")[2]
-    lines = text.splitlines()
+    lines, details = text.splitlines()[:5], text.splitlines()[6:]
     expected = (
         ("(REINFORCE",),
         ("Policy gradient", "arXiv:2402.14740"),
@@ -427,3 +428,28 @@ def test_explain_says_what_a_recipe_is_in_five_lines(monkeypatch: pytest.MonkeyP
     assert len(lines) == len(expected)
     for line, parts in zip(lines, expected, strict=True):
         assert all(part in line for part in parts), line
+    assert details[0] == "equation" and details[1].startswith("  reinforce: -A log pi, one term per step")
+    assert (
+        "  sample (arXiv:2405.07863): responses_per_prompt 8 (default 4), max_tokens 16 (default 128)" in text
+    )
+    assert details[-1].strip().startswith("rloo − start  +0 0·") and details[-1].endswith("┤ +0.25")
+
+
+def test_an_interval_is_drawn_with_zero_and_the_bound() -> None:
+    row = Row("a − b", -0.25, -0.15, -0.05, -0.1, "undecided")
+    assert text_bar(row) == "-0.25 ├───────────────●───────¦────────┤·······0 +0"
+    drawn = svg([row, dataclasses.replace(row, low=10.0, mean=20.0, high=40.0, bound=0.0, decision="holds")])
+    assert drawn.count("<circle") == 2 and "a − b" in drawn and "-0.15 undecided" in drawn
+    assert 'x1="555.0" x2="690.0"' in drawn  # 10 to 40 of 40 on the right half, from 510 to 690
+
+
+def test_a_report_is_compared_with_zero_by_seed(publish: Any, tmp_path: Path) -> None:
+    runs = [
+        finished(publish, tmp_path / str(i), "one", scored([], metrics={"gap.mean": value}))
+        for i, value in enumerate((0.25, 0.5))
+    ]
+    claim = Claim(against="zero", metric="gap", per="seed", at_least=0.1)
+    assert claim_values.values(claim, runs, None) == ([0.25, 0.5], [0.0, 0.0], [0.25, 0.5])
+    assert sentence(claim) == "gap higher than zero by more than 0.1" and claim.recipes == ()
+    with pytest.raises(RecipeError, match=r"claim\.per: expected seed with `against: zero`"):
+        Claim(against="zero", metric="gap")
