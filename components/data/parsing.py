@@ -24,12 +24,11 @@ from ratchet.components.data.published import published
 from ratchet.components.data.records import Conversation, FilterResult, Rejected
 from ratchet.components.errors import DataError
 from ratchet.components.piece import Description, build, catalogue
+from ratchet.components.recipes.sections import SPLIT_COLUMN
 
 Parser = Callable[[Mapping[str, Any]], Sequence[Conversation]]
 RENAMED = "renamed: duplicate id"
 GROUPS = {"group", "prompt_id", "completion"}
-SPLIT_COLUMN = "split"
-"""Name in `columns` of the column with the published split of each row."""
 TESTS = (
     "test",
     "entry_point",

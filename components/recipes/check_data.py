@@ -16,7 +16,16 @@ from ratchet.components.recipes.check_records import Checked, check_records, unr
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.reward_models import certified
 from ratchet.components.recipes.schema import Groups, Learn, Recipe, Reward, Sft
-from ratchet.components.recipes.sections import KINDS, PAIRS, SHARES, SINGLE, SPLITS, is_split, kind_of
+from ratchet.components.recipes.sections import (
+    KINDS,
+    PAIRS,
+    SHARES,
+    SINGLE,
+    SPLIT_COLUMN,
+    SPLITS,
+    is_split,
+    kind_of,
+)
 from ratchet.components.recipes.yaml_files import folder
 
 
@@ -26,7 +35,6 @@ def check_files(recipe: Recipe, show: int = 0) -> Checked:
     or `RecipeError` for the first problem. `show`: examples of each split of `path:` data in the result.
     """
     from ratchet.components.data.generate import check_name, splits_of
-    from ratchet.components.data.parsing import SPLIT_COLUMN
     from ratchet.components.data.published import home_of, published, share_of, wanted
     from ratchet.components.data.sources import check_address, local
     from ratchet.components.stages.fetch import REGISTRY

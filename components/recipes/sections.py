@@ -54,6 +54,10 @@ KINDS = tuple(dict.fromkeys(name.removesuffix("_validation") for name in SPLITS)
 """Kinds of splits."""
 
 
+PUBLISHED, SPLIT_COLUMN = ("train", "validation", "test"), "split"
+"""Published splits, and the key of `columns` that says which column of the rows has others."""
+
+
 def kind_of(split: str) -> str:
     """Builder of a split: `reward_validation` -> `reward`, `evaluate_shifted` -> `evaluate`."""
     base = split.removesuffix("_validation")
@@ -67,10 +71,7 @@ def is_split(name: str) -> bool:
 
 def _split(name: str) -> str:
     if not is_split(name):
-        raise ValueError(
-            f"{name!r} is not one of {', '.join(SPLITS)}{nearest(name, SPLITS).partition('; known')[0]}; a "
-            "further split is named after one of these: evaluate_shifted"
-        )
+        raise ValueError(f"unknown split {name!r}{nearest(name, SPLITS)}")
     return name
 
 
@@ -240,6 +241,13 @@ class Data:
             )
         if self.sources and self.source:
             raise RecipeError("data: got both `source` and `sources`; expected one of them")
+        if not any(SPLIT_COLUMN in one.columns for one in self.every_source):
+            for name, part in (self.splits or {}).items():
+                if isinstance(part, Part) and part.split and part.split not in PUBLISHED:
+                    hint = nearest(part.split, PUBLISHED).partition("; known")[0]
+                    raise RecipeError(
+                        f"data.splits.{name}.split: {part.split!r} is not one of {', '.join(PUBLISHED)}{hint}"
+                    )
         weighted = [one.weight is not None for one in self.sources if not one.splits or "train" in one.splits]
         if any(weighted) and not all(weighted):
             raise RecipeError(

@@ -28,11 +28,11 @@ def in_context(
     style) come before every prompt as earlier turns, and `preamble` as a system message; no weights change.
     Tokens and log-probs are those of the longer prompt.
     """
-    turns: list[Message] = [{"role": "system", "content": preamble}] if preamble else []
+    turns: list[Message] = [Message(role="system", content=preamble)] if preamble else []
     for example in examples:
         if len(example) != 2:
             raise ValueError(f"in_context: expected pairs of a question and an answer, got {list(example)}")
-        turns += [{"role": "user", "content": example[0]}, {"role": "assistant", "content": example[1]}]
+        turns += [Message(role="user", content=example[0]), Message(role="assistant", content=example[1])]
     asked = [replace(prompt, messages=(*turns, *prompt.messages)) for prompt in prompts]
     given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k}
     found = sample(asked, ctx, responses_per_prompt=responses_per_prompt, **given)

@@ -238,7 +238,7 @@ def test_a_bad_section_or_empty_outcome_is_one_sentence(tmp_path):
     source = write(corpus(), tmp_path / "rows.jsonl")
     for section, message in [
         ({"transfroms": []}, "unknown key 'transfroms'; did you mean 'transforms'"),
-        ({"splits": {"stf": 1.0}}, r"data.splits.stf: unknown key"),
+        ({"splits": {"stf": 1.0}}, r"data.splits.stf: unknown split"),
         ({"reward": {"min_gab": 1}}, "data.reward.min_gab: unknown key 'min_gab'; did you mean 'min_gap'"),
         ({"transforms": ["normalize"]}, r"no transform piece named 'normalize'"),
         ({"splits": {"sft": 0}}, "data.splits.sft: expected a number above 0, got 0"),

@@ -62,9 +62,12 @@ def test_arms_and_curation_read_named_splits() -> None:
             "data.splits.evaluate_shifted={split: shfited}",
             r"data\.splits\.evaluate_shifted: .*'shfited'.*shifted, train",
         ),
-        ("data.columns=null", r"data\.splits\.\w+\.split: the data has no published splits"),
+        (
+            "data.columns=null",
+            r"data\.splits\.evaluate_shifted\.split: 'shifted' is not one of train, validation, test",
+        ),
         ("data.splits.evaluate_shifted=null", r"'evaluate_shifted' is not in data\.splits"),
-        ("data.splits.shifted=0.5", r"data\.splits\.shifted: 'shifted' is not one of .*evaluate_shifted"),
+        ("data.splits.shifted=0.5", r"data\.splits\.shifted: unknown split 'shifted'"),
         (
             "evaluate.arms.base.data=evaluate_shited",
             r"evaluate\.arms\.base\.data: 'evaluate_shited' is not in",
