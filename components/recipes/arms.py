@@ -55,10 +55,10 @@ def arms(recipe: Recipe) -> dict[str, PlannedArm]:
 
 
 def rollout_of(section: Evaluate, arm: Arm, where: str) -> dict[str, Any]:
-    """The rollout of an arm with all options; those that it does not set are the evaluation's (`SHARED`),
-    then the piece's.
+    """The rollout of an arm, or else of the evaluation, with all options; those that it does not set are the
+    evaluation's (`SHARED`), then the piece's.
     """
-    given = {"name": "sample", **(arm.rollout or {})}
+    given = {"name": "sample", **(arm.rollout or section.rollout or {})}
     options = describe("rollout", given["name"], where=where).options
     shared = {key: getattr(section, key) for key in SHARED if key in options}
     return resolve("rollout", {**shared, **given}, where=where)

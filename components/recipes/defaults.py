@@ -9,7 +9,7 @@ from typing import Any
 from ratchet.components.piece import describe, resolve
 from ratchet.components.recipes.arms import rollout_of
 from ratchet.components.recipes.conform import conform
-from ratchet.components.recipes.phases import with_sections
+from ratchet.components.recipes.phases import sections, with_sections
 from ratchet.components.recipes.ranges import Finite
 from ratchet.components.recipes.schema import Arm, BestOf, Evaluate, Online, Recipe, Role, Spec
 from ratchet.components.recipes.sections import PROMPT_SECTIONS
@@ -46,21 +46,39 @@ def with_defaults(recipe: Recipe) -> Recipe:
             resolve("measure", spec, where=f"evaluate.measures[{i}]", reserved=MEASURE_KEYS)
             for i, spec in enumerate(recipe.evaluate.measures)
         ]
+<<<<<<< HEAD
         reports = [
             resolve("report", spec, where=f"evaluate.reports[{i}]", reserved=MEASURE_KEYS)
             for i, spec in enumerate(recipe.evaluate.reports)
         ]
         changes["evaluate"] = dataclasses.replace(
+=======
+        evaluate = dataclasses.replace(
+>>>>>>> 35626d6 (SCoRe: advantages per turn, digits to sort, evaluation over the episodes of an environment; sandboxes of a machine are shared by its ranks)
             recipe.evaluate,
+            rollout=_evaluated(recipe),
             metrics=metrics,
             measures=measures,
             reports=reports,
             best_of=_best_of(recipe.evaluate.best_of, "evaluate"),
-            arms=_arms(recipe.evaluate),
         )
+        changes["evaluate"] = dataclasses.replace(evaluate, arms=_arms(evaluate))
     if recipe.register and not recipe.register.model:
         changes["register"] = dataclasses.replace(recipe.register, model=recipe.name)
     return with_sections(dataclasses.replace(recipe, **changes), section_with_defaults)
+
+
+def _evaluated(recipe: Recipe) -> Spec | None:
+    """`evaluate.rollout`; if it is null, the rollout of the last online phase in an environment, without the
+    options that the evaluation sets for all arms.
+    """
+    if recipe.evaluate is None or recipe.evaluate.rollout is not None:
+        return recipe.evaluate.rollout if recipe.evaluate else None
+    online = [phase.section.rollout for phase in sections(recipe) if isinstance(phase.section, Online)]
+    last = next((spec for spec in reversed(online) if "environment" in spec), None)
+    return (
+        {k: v for k, v in last.items() if k not in ("responses_per_prompt", "temperature")} if last else None
+    )
 
 
 def _best_of(best_of: BestOf | None, where: str) -> BestOf | None:

@@ -345,6 +345,8 @@ class Evaluate:
     """
 
     arms: Mapping[str, Arm] | None = None  # null: base model, SFT policy and final policy
+    # how the arms answer; null: as the last online phase if in an environment (once a prompt), else `sample`
+    rollout: Spec | None = None
     seed: Seed | None = None  # of the answers; null: the recipe's; a number shares them between seeds
     data: Split = "evaluate"  # split of held-out prompts
     prompts: Count = 64  # largest number of prompts

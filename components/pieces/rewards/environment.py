@@ -31,6 +31,22 @@ def first(prompt: Prompt, trajectory: Trajectory) -> float:
     return measure(trajectory, "first")
 
 
+@piece(writes=("reward.last", "reward.last.status"), paper="arXiv:2409.12917")
+@each
+def last(prompt: Prompt, trajectory: Trajectory) -> float:
+    """1 if the last attempt was right, else 0: the environment's measure `last`."""
+    return measure(trajectory, "last")
+
+
+@piece(writes=("reward.gain", "reward.gain.status"), paper="arXiv:2409.12917")
+@each
+def gain(prompt: Prompt, trajectory: Trajectory) -> float:
+    """1 if only the last attempt was right, -1 if only the first, else 0. Its mean is the gain in accuracy
+    from the first to the last attempt (SCoRe, section 3: the difference of t1 and t2).
+    """
+    return measure(trajectory, "last") - measure(trajectory, "first")
+
+
 def measure(trajectory: Trajectory, name: str) -> float:
     """A measure of the episode's environment by name. `DataError` if there is none."""
     score = trajectory.meta.get("score", {})

@@ -16,6 +16,7 @@ from ratchet.components.environments.sandbox import execute
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Count, Positive
 from ratchet.components.stages.progress import advance
+from ratchet.components.training import ranks
 from ratchet.components.types import OK, Columns, Context, Group, Prompt
 
 FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
@@ -71,7 +72,8 @@ def unit_tests(
         return float(passed), OK
 
     verdicts = []
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    shared = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.count()))  # ranks of this machine
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // shared)) as pool:
         for verdict in pool.map(verify, [(g.prompt, t.text) for g in groups for t in g.trajectories]):
             verdicts.append(verdict)
             advance()

@@ -131,3 +131,24 @@ def test_code_of_an_environment_and_of_its_verifier_is_in_the_key_of_the_stage_t
         ("ratchet.components.pieces.rewards.exact_answer", "exact_answer"),
     } <= reached
     assert "reference" in improve.inputs and set(improve.inputs) == {"policy", "reference", "data"}
+
+
+def test_a_recipe_in_an_environment_is_evaluated_in_it() -> None:
+    """The rollout of the last online phase, once per prompt at the evaluation's temperature; `sample` for
+    other recipes, and another rollout if the evaluation names one.
+    """
+    stages = plan(*load("try_again", overrides=["evaluate.temperature=0.5"]))
+    rollouts = {name: s.options["rollout"] for name, s in stages.items() if s.does == "answers"}
+    trained = stages["improve"].options["rollout"]
+    assert rollouts.keys() == {"answers_base", "answers_initial", "answers_policy"}
+    for rollout in rollouts.values():
+        assert rollout == {**trained, "responses_per_prompt": 1, "temperature": 0.5}
+    named = plan(*load("try_again", overrides=["evaluate.rollout={name: sample}"]))
+    assert named["answers_policy"].options["rollout"]["name"] == "sample"
+    assert plan(*load("ppo"))["answers_policy"].options["rollout"]["name"] == "sample"
+    arms = "evaluate.arms={policy: {}, once: {rollout: {name: sample}}}"
+    own = plan(*load("try_again", overrides=[arms]))
+    assert [own[f"answers_{n}"].options["rollout"]["name"] for n in ("policy", "once")] == [
+        "episodes",
+        "sample",
+    ]
