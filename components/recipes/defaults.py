@@ -46,15 +46,11 @@ def with_defaults(recipe: Recipe) -> Recipe:
             resolve("measure", spec, where=f"evaluate.measures[{i}]", reserved=MEASURE_KEYS)
             for i, spec in enumerate(recipe.evaluate.measures)
         ]
-<<<<<<< HEAD
         reports = [
             resolve("report", spec, where=f"evaluate.reports[{i}]", reserved=MEASURE_KEYS)
             for i, spec in enumerate(recipe.evaluate.reports)
         ]
-        changes["evaluate"] = dataclasses.replace(
-=======
         evaluate = dataclasses.replace(
->>>>>>> 35626d6 (SCoRe: advantages per turn, digits to sort, evaluation over the episodes of an environment; sandboxes of a machine are shared by its ranks)
             recipe.evaluate,
             rollout=_evaluated(recipe),
             metrics=metrics,

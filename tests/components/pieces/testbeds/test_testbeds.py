@@ -126,7 +126,6 @@ def test_guess_is_a_hidden_number_with_stubborn_demonstrations(tmp_path: Path) -
         assert sum(hits) / 3000 == pytest.approx(expected, abs=0.03)
 
 
-<<<<<<< HEAD
 def test_codes_are_demonstrated_with_the_declared_shares_of_right_digits(tmp_path: Path) -> None:
     """A drawn digit is right in q + (1 - q) / 10; the code depends on the box only."""
     drawn = rows("codes?size=3000&seed=2&expert=0.5", tmp_path)
@@ -147,7 +146,8 @@ def test_styled_sums_are_right_and_in_the_style(tmp_path: Path) -> None:
         a, b = map(int, re.findall(r"\d+", row["prompt"][0]["content"]))
         assert row["answer"] == str(a + b) and row["completion"][0]["content"] == f"{a + b}, thank you."
         assert a <= 19 and b <= 9
-=======
+
+
 def test_sort_digits_demonstrates_right_attempts_and_exchanged_neighbours(tmp_path: Path) -> None:
     found = rows("sort_digits?size=2000&seed=2&digits=5&first=0.3&second=0.8", tmp_path)
     right = [0, 0]
@@ -162,4 +162,3 @@ def test_sort_digits_demonstrates_right_attempts_and_exchanged_neighbours(tmp_pa
             assert sorted(attempt) == sorted(drawn) and len(differ) in (0, 2)
             assert not differ or differ[1] - differ[0] == 1, "two neighbours"
     assert right[0] / 2000 == pytest.approx(0.3, abs=0.04) and right[1] / 2000 == pytest.approx(0.8, abs=0.04)
->>>>>>> 35626d6 (SCoRe: advantages per turn, digits to sort, evaluation over the episodes of an environment; sandboxes of a machine are shared by its ranks)
