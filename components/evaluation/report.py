@@ -52,6 +52,8 @@ OPTIONAL = (
     "gold",
     "lineage",
     "sources",
+    "reports",
+    "undefined",
     "slices",
     "proxy_gold",
     "quality",

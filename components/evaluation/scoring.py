@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ratchet.components.errors import DataError
 from ratchet.components.evaluation.answers import answer_rates
 from ratchet.components.evaluation.bootstrap import Interval
 from ratchet.components.evaluation.diversity import cosine_spread, distinct_n, self_bleu
@@ -15,6 +17,7 @@ from ratchet.components.piece import build
 from ratchet.components.recipes.arms import label_of
 from ratchet.components.types import Columns, Context, Group
 
+logger = logging.getLogger(__name__)
 Ragged = list[list[float]]
 
 
@@ -106,9 +109,20 @@ def measures_of(
     return found
 
 
-def reports_of(scored: Scored, reports: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
-    """Label of each report -> its number with an interval."""
-    return {label_of(spec): build("report", spec, reserved=("label",))(scored) for spec in reports}
+def reports_of(
+    scored: Scored, reports: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Interval], dict[str, str]]:
+    """Label of each report -> its number with an interval, and label -> reason of those that are not defined
+    for these answers (`DataError`), which are logged as warnings.
+    """
+    found, undefined = {}, {}
+    for spec in reports:
+        try:
+            found[label_of(spec)] = build("report", spec, reserved=("label",))(scored)
+        except DataError as error:
+            undefined[label_of(spec)] = str(error)
+            logger.warning("%s", error)
+    return found, undefined
 
 
 def together(answers: Mapping[str, Sequence[Group]]) -> list[Group]:

@@ -21,6 +21,8 @@ VERDICTS = get_args(Verdict)
 ROLES = ("system", "user", "assistant", "tool")
 ITEMS, LABELS = "items.jsonl", "labels.jsonl"
 """File names of a queue folder."""
+SCORE, WEIGHT = "people", "label_weight"
+"""Columns of judged answers, which annotators such as `rewards.people` read: score, weight of its pairs."""
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ratchet.components.labels.labels import Item, Label
+from ratchet.components.labels.labels import SCORE, WEIGHT, Item, Label
 from ratchet.components.labels.weights import consensus
 from ratchet.components.types import Group
-
-SCORE = "people"
-"""Column of the scores, which annotators such as `rewards.people` read."""
-WEIGHT = "label_weight"
-"""Column of the weights of the judged pairs."""
 
 
 def scored(groups: Sequence[Group], items: Iterable[Item], labels: Iterable[Label]) -> list[Group]:

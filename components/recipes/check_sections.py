@@ -11,7 +11,7 @@ from typing import Any
 
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.evaluation.health import RULES
-from ratchet.components.labels.scores import SCORE
+from ratchet.components.labels.labels import SCORE
 from ratchet.components.models.outputs import OUTPUTS
 from ratchet.components.piece import describe
 from ratchet.components.recipes.check_fit import check_fit, check_reads

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ratchet.components.labels.scores import SCORE
+from ratchet.components.labels.labels import SCORE
 from ratchet.components.piece import describe
 from ratchet.components.recipes.schema import (
     Demonstrate,

@@ -166,7 +166,7 @@ def compare(
         ratio = perplexity_ratio(logprobs, human["initial"][0], masks)
         metrics |= {f"perplexity_ratio.{end}": v for end, v in ratio.items()}
     describe_quality(results, scored, options["by"], certified)
-    results["reports"] = reports_of(scored, options["reports"])
+    results["reports"], results["undefined"] = reports_of(scored, options["reports"])
     metrics |= flattened(results["reports"])
     if scored.own:
         results["contrasts"] = [

@@ -437,7 +437,7 @@ def test_explain_says_what_a_recipe_is_in_five_lines(monkeypatch: pytest.MonkeyP
 
 def test_an_interval_is_drawn_with_zero_and_the_bound() -> None:
     row = Row("a − b", -0.25, -0.15, -0.05, -0.1, "undecided")
-    assert text_bar(row) == "-0.25 ├───────────────●───────¦────────┤·······0 +0"
+    assert text_bar(row) == "-0.25 ├───────────────●───────¦───────┤·······0 +0"
     drawn = svg([row, dataclasses.replace(row, low=10.0, mean=20.0, high=40.0, bound=0.0, decision="holds")])
     assert drawn.count("<circle") == 2 and "a − b" in drawn and "-0.15 undecided" in drawn
     assert 'x1="555.0" x2="690.0"' in drawn  # 10 to 40 of 40 on the right half, from 510 to 690
@@ -445,8 +445,8 @@ def test_an_interval_is_drawn_with_zero_and_the_bound() -> None:
 
 def test_a_report_is_compared_with_zero_by_seed(publish: Any, tmp_path: Path) -> None:
     runs = [
-        finished(publish, tmp_path / str(i), "one", scored([], metrics={"gap.mean": value}))
-        for i, value in enumerate((0.25, 0.5))
+        finished(publish, tmp_path, f"run{value}", scored([], metrics={"gap.mean": value}))
+        for value in (0.25, 0.5)
     ]
     claim = Claim(against="zero", metric="gap", per="seed", at_least=0.1)
     assert claim_values.values(claim, runs, None) == ([0.25, 0.5], [0.0, 0.0], [0.25, 0.5])

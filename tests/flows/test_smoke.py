@@ -10,10 +10,13 @@ import pytest
 from ratchet.components.data.groups import read_groups
 from ratchet.components.piece import build
 from ratchet.components.recipes.recipe import load, names
+from ratchet.components.recipes.yaml_files import folder, shipped
 from ratchet.flows.compare import per_prompt_metrics
 from ratchet.tasks.pipeline import Pipeline
 
 TINY = [name for name in names() if load(name)[0].models["policy"].source.startswith("generate:")]
+GENERAL = [name for name in TINY if shipped()[name].parent == folder()]
+"""Those of the method families run in tests/flows/test_method_recipes.py."""
 
 
 @pytest.mark.parametrize("recipe", [name for name in TINY if load(name)[0].online])
@@ -45,7 +48,7 @@ def test_a_recipe_runs_as_it_ships(recipe: str, tiny_home: Path) -> None:
     assert all(s.state == "done" for s in pipeline.status())
 
 
-@pytest.mark.parametrize("recipe", TINY)
+@pytest.mark.parametrize("recipe", GENERAL)
 def test_a_recipe_runs_as_a_smoke_test(recipe: str, tiny_home: Path) -> None:
     pipeline = Pipeline.open(recipe, home=tiny_home, profile="test", limit=24)
     pipeline.begin()

@@ -10,12 +10,12 @@ from ratchet.components.errors import DataError
 from ratchet.components.evaluation.bootstrap import Interval
 from ratchet.components.evaluation.results import Scored
 from ratchet.components.piece import piece
-from ratchet.components.recipes.ranges import Seed
+from ratchet.components.recipes.ranges import Count, Seed
 
 
 @piece(paper="arXiv:2311.00168")
 def regret(
-    scored: Scored, *, of: str, to: str, arms: Sequence[str] = (), halves: int = 200, seed: Seed = 0
+    scored: Scored, *, of: str, to: str, arms: Sequence[str] = (), halves: Count = 200, seed: Seed = 0
 ) -> Interval:
     """`to` of the arm with the highest `to` minus `to` of the arm with the highest `of`, all on the same
     prompts: the loss in the gold score when the checkpoint is chosen by its reward. Both arms are chosen on a

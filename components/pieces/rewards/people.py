@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ratchet.components.labels.scores import SCORE, WEIGHT
+from ratchet.components.labels.labels import SCORE, WEIGHT
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Count, Positive, Share
 from ratchet.components.types import Columns, Context, Group

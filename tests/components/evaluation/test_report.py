@@ -489,3 +489,15 @@ def test_report_lists_sources_with_their_counts(tmp_path):
         and ">none</td>" in page
     )
     assert "The sources of its data" not in write_report(tmp_path, {"sources": None}).read_text()
+
+
+def test_analyses_show_their_intervals_or_why_they_have_none(tmp_path):
+    page = write_report(
+        tmp_path,
+        results()
+        | {
+            "reports": {"gap": {"mean": -0.25, "low": -0.5, "high": 0.0, "n": 4}},
+            "undefined": {"recovered": "nothing was lost <b>"},
+        },
+    ).read_text()
+    assert "-0.250 [-0.500," in page and "not defined: nothing was lost &lt;b&gt;" in page
