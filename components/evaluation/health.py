@@ -1,18 +1,18 @@
-"""Health rules of online training: thresholds on round metrics that trigger `warn`, `hold` or `stop`. Pure
+"""Health rules of online training: thresholds on round metrics that trigger `warn`, `roll_back` or `stop`. Pure
 functions.
 
     health:
-      length_ratio:        {limit: 1.6, action: hold}   # mean length against the first round's, either way
+      length_ratio:        {limit: 1.6, action: roll_back}   # mean length against the first round's, either way
       kl:                  {limit: 20.0, action: stop}  # nats per sequence to the initial policy; needs
                                                         # `watch.kl_prompts`
       entropy:             {limit: 0.3, action: warn}   # nats per token; lower trips
       truncated:           {limit: 0.5, action: warn}   # share of answers cut by the token limit
-      distinct_2_ratio:    {limit: 0.6, action: hold}   # diversity against the first round's; lower trips
+      distinct_2_ratio:    {limit: 0.6, action: roll_back}   # diversity against the first round's; lower trips
       equal_rewards:       {limit: 0.9, action: warn}   # share of prompts whose answers all have the same
                                                         # reward (no learning signal)
-      reward_without_gold: {limit: 0.5, action: hold}   # reward rose by more than this, gold by less than
+      reward_without_gold: {limit: 0.5, action: roll_back}   # reward rose by more than this, gold by less than
                                                         # its standard error
-      gold_drop:           {limit: 0.05, action: hold}  # gold fell below the best round by more than this
+      gold_drop:           {limit: 0.05, action: roll_back}  # gold fell below the best round by more than this
                                                         # and than chance (95 %)
 
 In rounds, every round is evaluated. In on-policy steps (`components/stages/watch.py`), every step of at least
@@ -26,14 +26,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Action = Literal["warn", "hold", "stop"]
-ACTIONS: tuple[Action, ...] = ("warn", "hold", "stop")
+Action = Literal["warn", "roll_back", "stop"]
+ACTIONS: tuple[Action, ...] = ("warn", "roll_back", "stop")
 Metrics = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A tripped rule: `hold` keeps the previous policy for this round, `stop` ends the run."""
+    """A tripped rule: `roll_back` keeps the previous policy for this round, `stop` ends the run."""
 
     rule: str
     action: Action
@@ -157,7 +157,7 @@ def gold_drop(best: Metrics, now: Metrics, limit: float) -> tuple[bool, float, s
 
     The rounds have prompts of their own, so the fall must also be larger than the half width of its 95 %
     interval: by one standard error, and from the best of the rounds, every third run of three rounds would be
-    held by chance.
+    rolled back by chance.
     """
     fall = best["gold"] - now["gold"]
     reach = 1.96 * math.hypot(best["gold.error"], now["gold.error"])

@@ -37,7 +37,7 @@ class Rule:
     """Health rule of online training, by its name in `components/evaluation/health.py`."""
 
     limit: NotNegative  # value beyond which the rule trips
-    action: Literal["warn", "hold", "stop"] = "warn"  # hold: keep the previous policy this round
+    action: Literal["warn", "roll_back", "stop"] = "warn"  # roll_back: keep the previous policy this round
 
 
 @record

@@ -54,7 +54,7 @@ def improve(job: Job) -> dict[str, Any]:
         if number < rounds and save_is_due(every, number, saved):
             save_checkpoint(job.work.progress, run.state, run.learners, run.stateful)
             saved = time.monotonic()
-    if not run.state["updates"] and not run.state["held"]:
+    if not run.state["updates"] and not run.state["rolled_back"]:
         raise DataError(
             f"no group was selected in any of {run.state['step']} steps: usually all answers to each prompt "
             "have the "
@@ -106,7 +106,7 @@ class Steps:
             "step": 0,
             "updates": 0,
             "counts": {},
-            "held": 0,
+            "rolled_back": 0,
             "role_updates": {role.name: 0 for role in self.roles},
         }
         if checkpoint := latest(job.work.progress):
@@ -238,7 +238,7 @@ class Steps:
             "updates": state["updates"],
             **({"role_updates": state["role_updates"]} if self.roles else {}),
             "counts": state["counts"],
-            "held_steps": state["held"],
+            "rolled_back_steps": state["rolled_back"],
             **self.health.summary(),
             "probe": {"ended": 1 - numbers["truncated"], "sampler_difference": difference},
             "reload_difference": verify_saved(

@@ -45,13 +45,13 @@ def sft(job: Job) -> dict[str, Any]:
 
 
 def optimise(job: Job) -> dict[str, Any]:
-    """Train on tokenised, scored and selected groups. A round held by a health rule keeps the policy before
+    """Train on tokenised, scored and selected groups. A round rolled back by a health rule keeps the policy before
     the last update.
     """
-    if "annotated" in job.inputs and job.inputs["annotated"].meta.get("verdict") == "hold":
+    if "annotated" in job.inputs and job.inputs["annotated"].meta.get("verdict") == "roll_back":
         well = (
-            "policy" if job.inputs["policy"].meta.get("held") else "previous"
-        )  # held twice in a row: `previous` is the rejected one
+            "policy" if job.inputs["policy"].meta.get("rolled_back") else "previous"
+        )  # rolled back twice in a row: `previous` is the rejected one
         ranks.once(
             lambda: shutil.copytree(
                 job.path(well),
@@ -60,7 +60,7 @@ def optimise(job: Job) -> dict[str, Any]:
                 ignore=shutil.ignore_patterns("manifest.json", "metrics.jsonl"),
             )
         )
-        return {"held": True, "why": job.inputs["annotated"].meta["verdicts"]}
+        return {"rolled_back": True, "why": job.inputs["annotated"].meta["verdicts"]}
     groups = read_groups(job.path("groups") / "groups.parquet")
     return learn(job, job.path("policy"), groups, [])
 

@@ -20,7 +20,7 @@ ENOUGH = 64
 class Health:
     """Applies `online.health` and `fit.min_ended` to the answers of steps. Part of the checkpoint.
 
-    If any rule has the action `hold`, the learner's last healthy state (weights and optimizer) is kept in
+    If any rule has the action `roll_back`, the learner's last healthy state (weights and optimizer) is kept in
     memory for a rollback.
     """
 
@@ -28,16 +28,16 @@ class Health:
         self.rules, self.min_ended = options["health"], options["fit"]["min_ended"]
         self.learner, self.keeps = (
             learner,
-            any(rule and rule["action"] == "hold" for rule in self.rules.values()),
+            any(rule and rule["action"] == "roll_back" for rule in self.rules.values()),
         )
         self.first: Mapping[str, float] = {}
         self.waiting: list[Mapping[str, float]] = []
         self.tripped_rules: dict[str, dict[str, Any]] = {}
-        self.well = self._now(0)
+        self.healthy = self._now(0)
 
     def __call__(self, step: int, round_metrics: Mapping[str, float], run: dict[str, Any]) -> bool:
         """Check the metrics of a step. Returns True if the learner was rolled back to the last healthy
-        weights; `run` then has the number of `updates` of those weights, and one more `held` step. Steps with
+        weights; `run` then has the number of `updates` of those weights, and one more `rolled_back` step. Steps with
         few answers are pooled with later ones first. `HealthError` if a rule says `stop`, `ContractError` if
         too few answers end.
         """
@@ -65,14 +65,14 @@ class Health:
                 "published; fix the cause "
                 "or change `online.health` and run again"
             )
-        held = any(verdict.action == "hold" for verdict in found)
-        if held:
-            well = ranks.once(lambda: self.well)
-            self.learner.restore(well["learner"])
-            run.update(updates=well["updates"], held=run["held"] + 1)
+        rolled_back = any(verdict.action == "roll_back" for verdict in found)
+        if rolled_back:
+            healthy = ranks.once(lambda: self.healthy)
+            self.learner.restore(healthy["learner"])
+            run.update(updates=healthy["updates"], rolled_back=run["rolled_back"] + 1)
         else:
-            self.well = self._now(run["updates"])
-        return held
+            self.healthy = self._now(run["updates"])
+        return rolled_back
 
     def summary(self) -> dict[str, Any]:
         """Rules tripped in the whole run: the most severe action, and the latest reason of each rule, most
@@ -91,15 +91,15 @@ class Health:
             "first": dict(self.first),
             "waiting": [dict(p) for p in self.waiting],
             "tripped_rules": self.tripped_rules,
-            "well": self.well,
+            "healthy": self.healthy,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.first, self.waiting, self.tripped_rules, self.well = (
+        self.first, self.waiting, self.tripped_rules, self.healthy = (
             state["first"],
             list(state["waiting"]),
             dict(state["tripped_rules"]),
-            state["well"],
+            state["healthy"],
         )
 
     def _now(self, updates: int) -> dict[str, Any]:

@@ -199,7 +199,7 @@ def one_round(
         this.chosen = prepare(this.chosen, built, ctx)
     this.counts = {**counts, **selected}
     this.line |= {f"rollout/{k}": v for k, v in measured.items()}
-    this.line |= {"health/held": float(this.rolled_back), "select/groups": float(len(this.chosen))}
+    this.line |= {"health/rolled_back": float(this.rolled_back), "select/groups": float(len(this.chosen))}
     this.line |= {f"rollout/{k}": float(v) for k, v in counts.items()}
     this.line |= {f"select/{k}": float(v) for k, v in selected.items()}
     if this.chosen and ctx.round >= options["start"]:

@@ -212,10 +212,10 @@ def headline(meta: Mapping[str, Any]) -> str:
         found.append(f"{meta['steps']} steps{', stopped early' if meta.get('stopped_early') else ''}")
     if "headline" in meta:
         found.append(str(meta["headline"]))
-    if meta.get("held"):
-        found.append("held by a health rule")
-    if meta.get("held_steps"):
-        found.append(f"{meta['held_steps']} held by a health rule")
+    if meta.get("rolled_back"):
+        found.append("rolled back by a health rule")
+    if meta.get("rolled_back_steps"):
+        found.append(f"{meta['rolled_back_steps']} rolled back by a health rule")
     found += [f"health: {why}" for why in meta.get("verdicts", ())]
     found += [f"WARNING: {why}" for why in meta.get("warnings", ())]
     return " · ".join(found)

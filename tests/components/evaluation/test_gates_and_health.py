@@ -141,10 +141,10 @@ def test_chat_recipe_has_every_health_rule_and_a_healthy_run_trips_none():
 
 def test_length_rule_trips_on_collapse_and_gold_rule_ignores_a_rise():
     assert (
-        check([FIRST, {**FIRST, "length": 13.0}], {"length_ratio": {"limit": 1.5, "action": "hold"}})[
+        check([FIRST, {**FIRST, "length": 13.0}], {"length_ratio": {"limit": 1.5, "action": "roll_back"}})[
             0
         ].action
-        == "hold"
+        == "roll_back"
     )
     rule = {"reward_without_gold": {"limit": 0.5, "action": "warn"}}
     assert not check([FIRST, {**FIRST, "reward": 3.0, "gold": 0.2}], rule)
@@ -176,7 +176,7 @@ def test_gold_drop_is_measured_from_the_best_round() -> None:
         {**FIRST, "gold": gold, "gold.error": error}
         for gold, error in ((0.30, 0.02), (0.40, 0.02), (0.33, 0.02))
     ]
-    rule = {"gold_drop": {"limit": 0.05, "action": "hold"}}
+    rule = {"gold_drop": {"limit": 0.05, "action": "roll_back"}}
     assert not check(rounds[:1], rule) and not check(rounds[:2], rule)
     (found,) = check(rounds, rule)
     assert (
@@ -193,7 +193,7 @@ def test_gold_drop_rarely_holds_a_policy_that_stays_as_it_is() -> None:
     one standard error a third of the runs is held.
     """
     rng, error = np.random.default_rng(0), 0.38 / 128**0.5
-    rule = {"gold_drop": {"limit": 0.05, "action": "hold"}}
+    rule = {"gold_drop": {"limit": 0.05, "action": "roll_back"}}
     runs = [
         [{**FIRST, "gold": gold, "gold.error": error} for gold in rng.normal(0.5, error, 3)]
         for _ in range(2000)
@@ -202,8 +202,8 @@ def test_gold_drop_rarely_holds_a_policy_that_stays_as_it_is() -> None:
 
 
 def test_nan_trips_and_missing_is_reported():
-    rule = {"kl": {"limit": 5, "action": "hold"}}
-    assert check([FIRST, {**FIRST, "kl": math.nan}], rule)[0].action == "hold"
+    rule = {"kl": {"limit": 5, "action": "roll_back"}}
+    assert check([FIRST, {**FIRST, "kl": math.nan}], rule)[0].action == "roll_back"
     without = {k: v for k, v in FIRST.items() if k != "kl"}
     assert check([without], rule) == []  # before the first update there is nothing to measure
     verdicts = check([FIRST, without], rule)

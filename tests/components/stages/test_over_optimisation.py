@@ -22,7 +22,7 @@ online:
   select: [{name: best_worst, reward: reward.length}]
   prepare: [{name: scoring.logprobs, model: reference}]
   watch: {gold: {name: rewards.overlong, maximum: 24, cache: 20}}
-  health: {reward_without_gold: {limit: 0.02, action: hold}}
+  health: {reward_without_gold: {limit: 0.02, action: roll_back}}
   fit: {updates: {policy: [{name: preference.dpo, beta: 0.1}]}, learning_rate: 1.0e-3, min_ended: 0.0}
 """
 
@@ -49,8 +49,8 @@ def test_a_hacked_reward_holds_the_round_and_returns_the_weights_before_it(
         second["round_metrics"]["reward.length"] > first["round_metrics"]["reward.length"] + 0.02
         and second["round_metrics"]["gold"] < first["round_metrics"]["gold"]
     )
-    assert (first["verdict"], second["verdict"]) == ("ok", "hold")
-    assert pipeline.artifact("optimise_2").meta["held"]
+    assert (first["verdict"], second["verdict"]) == ("ok", "roll_back")
+    assert pipeline.artifact("optimise_2").meta["rolled_back"]
     weights = {
         name: weights_digest(pipeline.artifact(name).path)
         for name in ("model_policy", "optimise_1", "optimise_2")

@@ -195,11 +195,11 @@ def test_stop_rule_ends_the_run_after_its_round(tiny_home: Path) -> None:
     assert states["optimise_1"] == "done" and states["annotate_2"] != "done"
 
 
-def test_held_round_restores_the_previous_weights(tiny_home: Path) -> None:
-    """Rounds 2 and 3 are held: both end with the policy before round 1's update, which tripped the rule."""
-    held = f"health: {rule('hold')}"
+def test_rolled_back_round_restores_the_previous_weights(tiny_home: Path) -> None:
+    """Rounds 2 and 3 are rolled back: both end with the policy before round 1's update, which tripped the rule."""
+    rules = f"health: {rule('roll_back')}"
     pipeline = prepared(
-        "raft", tiny_home, "optimise_3", *ROUNDS, f"online.by_round={{2: {{{held}}}, 3: {{{held}}}}}"
+        "raft", tiny_home, "optimise_3", *ROUNDS, f"online.by_round={{2: {{{rules}}}, 3: {{{rules}}}}}"
     )
     pipeline.make("optimise_3")
     first, learnt, *after = (
@@ -207,7 +207,7 @@ def test_held_round_restores_the_previous_weights(tiny_home: Path) -> None:
         for name in ("model_policy", "optimise_1", "optimise_2", "optimise_3")
     )
     assert learnt != first and after == [first, first]
-    assert pipeline.artifact("optimise_3").meta["held"]
+    assert pipeline.artifact("optimise_3").meta["rolled_back"]
 
 
 # --- health rules, by steps
@@ -236,26 +236,26 @@ def test_stop_rule_ends_the_steps(tiny_home: Path, tmp_path: Path) -> None:
     )
 
 
-def test_all_held_steps_leave_the_weights_unchanged(
+def test_all_rolled_back_steps_leave_the_weights_unchanged(
     tiny_home: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
     meta, steps = work(
-        prepared("rlvr_grpo", tiny_home, "improve", *STEPS, f"online.health={rule('hold')}"),
+        prepared("rlvr_grpo", tiny_home, "improve", *STEPS, f"online.health={rule('roll_back')}"),
         "improve",
         tmp_path,
     )
     assert (
-        meta["held_steps"] == 5
+        meta["rolled_back_steps"] == 5
         and meta["updates"] == 0
-        and meta["verdict"] == "hold"
+        and meta["verdict"] == "roll_back"
         and "(at step 4, 5 times in all)" in meta["verdicts"][0]
     )
-    assert [s["health/held"] for s in steps] == [1.0] * 4
+    assert [s["health/rolled_back"] for s in steps] == [1.0] * 4
     before, after = load_policy(tiny_model).state_dict(), load_policy(tmp_path / "product").state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_held_step_is_undone_and_resume_is_bit_identical(tiny_home: Path, tmp_path: Path) -> None:
+def test_rolled_back_step_is_undone_and_resume_is_bit_identical(tiny_home: Path, tmp_path: Path) -> None:
     changes = [
         *STEPS,
         "online.rounds=6",
@@ -268,14 +268,18 @@ def test_held_step_is_undone_and_resume_is_bit_identical(tiny_home: Path, tmp_pa
     limit = max(kl) / 2
     first = next(i for i in range(6) if kl[i] > limit)
     pipeline = prepared(
-        "rlvr_grpo", tiny_home, "improve", *changes, f"online.health={{kl: {{limit: {limit}, action: hold}}}}"
+        "rlvr_grpo",
+        tiny_home,
+        "improve",
+        *changes,
+        f"online.health={{kl: {{limit: {limit}, action: roll_back}}}}",
     )
     meta, steps = work(pipeline, "improve", tmp_path / "whole")
-    held = [step["health/held"] for step in steps]
-    assert first > 0 and held[: first + 1] == [0.0] * first + [1.0], (
+    rolled_back = [step["health/rolled_back"] for step in steps]
+    assert first > 0 and rolled_back[: first + 1] == [0.0] * first + [1.0], (
         "the first that trips is the one that tripped in the free run"
     )
-    assert meta["updates"] < 6 and meta["held_steps"] >= sum(held)
+    assert meta["updates"] < 6 and meta["rolled_back_steps"] >= sum(rolled_back)
     checkpoint = latest(tmp_path / "whole" / "progress")
     assert checkpoint and checkpoint.name == "checkpoint-4"
     shutil.copytree(checkpoint, tmp_path / "killed" / "progress" / checkpoint.name)
@@ -301,26 +305,26 @@ def round_metrics(responses: float = ENOUGH, **numbers: float) -> dict[str, floa
 
 
 def test_hold_restores_the_last_healthy_weights() -> None:
-    learner, run = Counted(), {"updates": 0, "held": 0}
+    learner, run = Counted(), {"updates": 0, "rolled_back": 0}
     health = Health(
-        {"health": {"entropy": {"limit": 1.0, "action": "hold"}}, "fit": {"min_ended": 0.05}}, learner
+        {"health": {"entropy": {"limit": 1.0, "action": "roll_back"}}, "fit": {"min_ended": 0.05}}, learner
     )
     for step, (entropy, after) in enumerate([(2.0, 1), (2.0, 2), (0.5, 1), (0.5, 1), (2.0, 2)], start=1):
-        held = health(step, round_metrics(entropy=entropy), run)
-        assert held == (entropy < 1.0) and learner.weight == run["updates"]
-        if not held:
+        undone = health(step, round_metrics(entropy=entropy), run)
+        assert undone == (entropy < 1.0) and learner.weight == run["updates"]
+        if not undone:
             learner.weight = run["updates"] = learner.weight + 1
         assert learner.weight == after, f"step {step}"
-    assert run["held"] == 2
+    assert run["rolled_back"] == 2
 
 
 def test_health_rules_pool_small_steps_and_test_their_mean() -> None:
     health, run = (
         Health(
-            {"health": {"length_ratio": {"limit": 1.5, "action": "hold"}}, "fit": {"min_ended": 0.2}},
+            {"health": {"length_ratio": {"limit": 1.5, "action": "roll_back"}}, "fit": {"min_ended": 0.2}},
             Counted(),
         ),
-        {"updates": 0, "held": 0},
+        {"updates": 0, "rolled_back": 0},
     )
     tripped = [
         health(i, round_metrics(ENOUGH / 4, length=length), run)

@@ -19,7 +19,7 @@ from ratchet.tasks.tracking.alerts import HEALTH, Alarm
 
 ANNOTATE = Stage("annotate_2", "annotate", "groups", {}, round=2)
 TRIPPED = {
-    "verdict": "hold",
+    "verdict": "roll_back",
     "verdicts": [
         "entropy is 0.10 nats a token; at least 0.3 allowed",
         "80% of the answers were cut; at most 50% allowed",
@@ -56,7 +56,7 @@ def examined(folder: Path, gates: dict[str, Any], **metrics: float) -> tuple[Sta
 
 
 def test_tripped_health_rule_emits_an_alert(alarm: Alarm, emitted: list[Any]) -> None:
-    for action in ("warn", "hold"):
+    for action in ("warn", "roll_back"):
         alarm.finished(ANNOTATE, artifact_with({**TRIPPED, "verdict": action}), reused=False, seconds=1.0)
         event, run, message, more = emitted.pop()
         assert (event, run) == (HEALTH, "toy-1") and more == {
