@@ -1,19 +1,19 @@
-"""Health rules of online training: thresholds on round metrics that trigger `warn`, `roll_back` or `stop`. Pure
-functions.
+"""Health rules of online training: thresholds on round metrics that trigger `warn`, `roll_back` or `stop`.
+Pure functions.
 
     health:
-      length_ratio:        {limit: 1.6, action: roll_back}   # mean length against the first round's, either way
+      length_ratio:        {limit: 1.6, action: roll_back}  # mean length against the first round's
       kl:                  {limit: 20.0, action: stop}  # nats per sequence to the initial policy; needs
                                                         # `watch.kl_prompts`
       entropy:             {limit: 0.3, action: warn}   # nats per token; lower trips
       truncated:           {limit: 0.5, action: warn}   # share of answers cut by the token limit
-      distinct_2_ratio:    {limit: 0.6, action: roll_back}   # diversity against the first round's; lower trips
+      distinct_2_ratio:    {limit: 0.6, action: roll_back}  # diversity, against the first round's
       equal_rewards:       {limit: 0.9, action: warn}   # share of prompts whose answers all have the same
                                                         # reward (no learning signal)
-      reward_without_gold: {limit: 0.5, action: roll_back}   # reward rose by more than this, gold by less than
-                                                        # its standard error
-      gold_drop:           {limit: 0.05, action: roll_back}  # gold fell below the best round by more than this
-                                                        # and than chance (95 %)
+      reward_without_gold: {limit: 0.5, action: roll_back}  # reward rose by more than this, gold by less
+                                                             # than its standard error
+      gold_drop:           {limit: 0.05, action: roll_back}  # gold fell below the best round by more than
+                                                             # this and than chance (95 %)
 
 In rounds, every round is evaluated. In on-policy steps (`components/stages/watch.py`), every step of at least
 64 answers, or as many steps as make 64. The gold score exists in rounds only.

@@ -45,8 +45,8 @@ def sft(job: Job) -> dict[str, Any]:
 
 
 def optimise(job: Job) -> dict[str, Any]:
-    """Train on tokenised, scored and selected groups. A round rolled back by a health rule keeps the policy before
-    the last update.
+    """Train on tokenised, scored and selected groups. A round rolled back by a health rule keeps the
+    policy before the last update.
     """
     if "annotated" in job.inputs and job.inputs["annotated"].meta.get("verdict") == "roll_back":
         well = (

@@ -20,8 +20,8 @@ ENOUGH = 64
 class Health:
     """Applies `online.health` and `fit.min_ended` to the answers of steps. Part of the checkpoint.
 
-    If any rule has the action `roll_back`, the learner's last healthy state (weights and optimizer) is kept in
-    memory for a rollback.
+    If any rule has the action `roll_back`, the learner's last healthy state (weights and optimizer) is kept
+    in memory for a rollback.
     """
 
     def __init__(self, options: Mapping[str, Any], learner: Any) -> None:
@@ -37,8 +37,8 @@ class Health:
 
     def __call__(self, step: int, round_metrics: Mapping[str, float], run: dict[str, Any]) -> bool:
         """Check the metrics of a step. Returns True if the learner was rolled back to the last healthy
-        weights; `run` then has the number of `updates` of those weights, and one more `rolled_back` step. Steps with
-        few answers are pooled with later ones first. `HealthError` if a rule says `stop`, `ContractError` if
+        weights; `run` then has the number of `updates` of those weights, and one more `rolled_back` step.
+        Steps with few answers are pooled with later ones first. `HealthError` if a rule says `stop`, `ContractError` if
         too few answers end.
         """
         self.waiting.append(round_metrics)

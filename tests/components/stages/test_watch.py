@@ -196,7 +196,9 @@ def test_stop_rule_ends_the_run_after_its_round(tiny_home: Path) -> None:
 
 
 def test_rolled_back_round_restores_the_previous_weights(tiny_home: Path) -> None:
-    """Rounds 2 and 3 are rolled back: both end with the policy before round 1's update, which tripped the rule."""
+    """Rounds 2 and 3 are rolled back: both end with the policy before round 1's update, which
+    tripped the rule.
+    """
     rules = f"health: {rule('roll_back')}"
     pipeline = prepared(
         "raft", tiny_home, "optimise_3", *ROUNDS, f"online.by_round={{2: {{{rules}}}, 3: {{{rules}}}}}"
