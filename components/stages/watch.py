@@ -38,8 +38,8 @@ class Health:
     def __call__(self, step: int, round_metrics: Mapping[str, float], run: dict[str, Any]) -> bool:
         """Check the metrics of a step. Returns True if the learner was rolled back to the last healthy
         weights; `run` then has the number of `updates` of those weights, and one more `rolled_back` step.
-        Steps with few answers are pooled with later ones first. `HealthError` if a rule says `stop`, `ContractError` if
-        too few answers end.
+        Steps with few answers are pooled with later ones first. `HealthError` if a rule says `stop`,
+        `ContractError` if too few answers end.
         """
         self.waiting.append(round_metrics)
         answers = sum(p["responses"] for p in self.waiting)
