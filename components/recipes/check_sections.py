@@ -4,6 +4,7 @@ right kind.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -100,9 +101,9 @@ def _check_step_keys(online: Online, where: str) -> None:
     for key, neutral in (("value_head", False), ("roles", {}), ("fresh", ()), ("start", 1)):
         if (given := getattr(online, key)) != neutral and given:
             raise RecipeError(
-                f"{where}.{key}: got {sorted(given) if key == 'roles' else given} with `cadence: round`; "
-                "expected `cadence: step`, which trains further roles, value heads and from columns computed "
-                "before each update"
+                f"{where}.{key}: got {json.dumps(sorted(given) if key == 'roles' else given)} with "
+                "`cadence: round`; expected `cadence: step`, which trains further roles and value heads and "
+                "reads columns computed before each update"
             )
 
 
