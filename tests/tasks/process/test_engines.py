@@ -21,7 +21,7 @@ from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.recipe import load, plain
 from ratchet.components.stages.run import as_request
 from ratchet.components.types import Artifact
-from ratchet.tasks.process.engines import engines_of, threads_per_engine
+from ratchet.tasks.process.engines import engines_of, shared_bytes, threads_per_engine
 from ratchet.tasks.process.launch import launch
 
 
@@ -161,3 +161,19 @@ def test_engines_share_the_threads_of_the_profile(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
     assert [threads_per_engine(2, 2), threads_per_engine(8, 3), threads_per_engine(1, 4)] == [1, 2, 1]
     assert threads_per_engine(None, 4) == 3
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux only")
+def test_memory_that_processes_share_is_counted_once() -> None:
+    """Half of 80 MB that a fork reads belongs to its parent; once it has written to them they are its own."""
+    megabytes = bytearray(b"x" * 80_000_000)
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        inherited = shared_bytes()
+        for at in range(0, len(megabytes), 4096):
+            megabytes[at] = 0
+        os.write(writer, f"{inherited} {shared_bytes()}".encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    inherited, written = map(int, os.read(reader, 100).split())
+    assert 30e6 < inherited - written < 50e6
