@@ -2,8 +2,9 @@
 stale.
 
 A verdict carries a key of what it was measured with: the claim, and the store keys of all stages of its arms
-(recipe slices, data, source code). A verdict whose key differs from the present one is stale: the definitions
-changed since, and `ratchet claims --record` measures it again.
+(recipe slices, data, source code), without the words and pictures of the report page. A verdict whose key
+differs from the present one is stale: the definitions changed since, and `ratchet claims --record` measures
+it again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ratchet.components.errors import DataError, RecipeError
+from ratchet.components.piece import ROOT
 from ratchet.components.recipes.conform import conform, record
 from ratchet.components.recipes.plan import Stage, our_sources, plan, source_digest
 from ratchet.components.recipes.ranges import Finite, Natural, NotNegative
@@ -29,6 +31,8 @@ PROFILE = "claims"
 VERDICTS = ("holds", "does not hold", "undecided")
 REPORTED = ("resolved", "about", "recipe", "gates")
 """Options of a report that change none of its numbers."""
+PAGE = ROOT / "evaluation" / "report.py"
+"""Writes a page from numbers that are there already."""
 BEGIN, END = "<!-- begin: claims -->", "<!-- end: claims -->"
 
 
@@ -114,7 +118,7 @@ def claiming() -> list[str]:
 class Arms:
     """Keys of the stages of recipes at seed 0, each recipe planned once. The source code is read once."""
 
-    sources: Sources = field(default_factory=our_sources)
+    sources: Sources = field(default_factory=lambda: our_sources({PAGE: ""}))
     known: dict[str, list[str]] = field(default_factory=dict)
 
     def __getitem__(self, recipe: str) -> list[str]:
@@ -128,7 +132,7 @@ class Arms:
         return self.known[recipe]
 
     def _report(self, stage: Stage, stages: Mapping[str, Stage]) -> str:
-        """Key of a report without the words that it prints."""
+        """Key of a report's numbers."""
         options = {name: value for name, value in stage.options.items() if name not in REPORTED}
         inputs = {
             role: stages[name].key for role, name in stage.inputs.items() if stages[name].kind != "report"

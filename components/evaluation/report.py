@@ -52,8 +52,6 @@ OPTIONAL = (
     "gold",
     "lineage",
     "sources",
-    "reports",
-    "undefined",
     "slices",
     "proxy_gold",
     "quality",
@@ -129,6 +127,7 @@ def write_report(out: Path, results: Mapping[str, Any]) -> Path:
         transcripts=prepared(results.get("transcripts") or []),
         wins=win_rates(results.get("metrics") or {}, results.get("contrasts")),
         quality_against=quality_against(results),
+        analyses=_analyses(results),
         configuration=configuration
         if isinstance(configuration, str | None)
         else json.dumps(configuration, indent=1, default=str),
@@ -340,6 +339,27 @@ def numbers(row: Mapping[str, float] | None, name: str = "", sign: str = "") -> 
         ("+" if sign and row[end] > 0 else "") + number(row[end], name) for end in ("mean", "low", "high")
     )
     return f"{mean} [{low},{NBSP}{high}]"
+
+
+def _analyses(results: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Label, description and number of every report over arms; without a number the reason."""
+    configuration = results.get("configuration")
+    evaluation = configuration.get("evaluate") if isinstance(configuration, Mapping) else None
+    specs = {spec.get("label", spec["name"]): spec for spec in (evaluation or {}).get("reports", ())}
+    undefined = results.get("undefined") or {}
+    shown = {name: numbers(row, name) for name, row in (results.get("reports") or {}).items()}
+    shown |= {name: f"not defined: {reason}" for name, reason in undefined.items()}
+    return [(name, _described(specs.get(name, {})), text) for name, text in shown.items()]
+
+
+def _described(spec: Mapping[str, Any]) -> str:
+    """Piece and options of a report: `gap: arm policy, other base`."""
+    options = ", ".join(
+        f"{option} {value if isinstance(value, str | int | float) else ' '.join(value)}"
+        for option, value in spec.items()
+        if option not in ("name", "label") and value not in (None, (), [])
+    )
+    return f"{spec['name']}: {options}" if options else ""
 
 
 def _table(results: Mapping[str, Any]) -> dict[str, Any]:

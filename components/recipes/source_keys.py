@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from ratchet.components.piece import ROOT, SLOTS, catalogue
@@ -30,8 +31,9 @@ def starts(does: str, options: Mapping[str, Any]) -> set[tuple[str, str]]:
     return {(STAGES[does], does), STARTS, *(pieces[name] for name in set(_named(work, pieces)))}
 
 
-def our_sources() -> Sources:
-    return Sources(ROOT.parent, _pieces())
+def our_sources(changed: Mapping[Path, str] | None = None) -> Sources:
+    """The source code of the product; `changed`: file -> the text that counts instead."""
+    return Sources(ROOT.parent, _pieces(), changed)
 
 
 def _named(value: Any, pieces: Mapping[str, object], within: bool = False) -> Iterator[str]:

@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from ratchet.components.errors import DataError, RecipeError
-from ratchet.components.recipes.plan import Stage
+from ratchet.components.piece import ROOT
+from ratchet.components.recipes.plan import Stage, our_sources
 from ratchet.components.recipes.recipe import load
 from ratchet.components.recipes.schema import Claim
 from ratchet.components.storage.store import Store, digest
@@ -265,6 +266,22 @@ def test_the_words_of_a_recipe_change_no_key(monkeypatch: pytest.MonkeyPatch) ->
         lambda name, overrides=(), **more: real(name, overrides=[*overrides, "about=other words"], **more),
     )
     assert key_of("rloo") == key
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after", "stale"),
+    [("report.py", "parents=True", "parents=False", False), ("bootstrap.py", "0.95", "0.99", True)],
+)
+def test_only_definitions_that_make_numbers_make_verdicts_stale(
+    file: str, before: str, after: str, stale: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, path = key_of("rloo"), ROOT / "evaluation" / file
+    edited = path.read_text().replace(before, after)
+    assert edited != path.read_text()
+    monkeypatch.setattr(
+        "ratchet.flows.claim_records.our_sources", lambda changed: our_sources({path: edited, **changed})
+    )
+    assert (key_of("rloo") != key) == stale
 
 
 def test_a_claim_in_words() -> None:

@@ -498,6 +498,8 @@ def test_analyses_show_their_intervals_or_why_they_have_none(tmp_path):
         | {
             "reports": {"gap": {"mean": -0.25, "low": -0.5, "high": 0.0, "n": 4}},
             "undefined": {"recovered": "nothing was lost <b>"},
+            "configuration": {"evaluate": {"reports": [{"name": "gap", "arm": "policy", "other": "base"}]}},
         },
     ).read_text()
+    assert "gap: arm policy, other base" in page
     assert "-0.250 [-0.500," in page and "not defined: nothing was lost &lt;b&gt;" in page
