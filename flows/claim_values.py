@@ -55,9 +55,12 @@ def _means(rows: np.ndarray) -> list[float]:
 
 
 def _panel(results: dict[str, Any]) -> Any:
-    """What identifies the held-out prompts: their number and the first ones."""
+    """What identifies the held-out prompts: their number and the first ones. A method may add a system
+    message, so these do not count.
+    """
     count = len(next(iter(results["per_prompt"].values()), ()))
-    return count, [shown["prompt"] for shown in results.get("transcripts", ())]
+    shown = [one["prompt"] for one in results.get("transcripts", ())]
+    return count, [[message for message in prompt if message["role"] != "system"] for prompt in shown]
 
 
 def _per_prompt(results: dict[str, Any], metric: str) -> list[float]:

@@ -56,7 +56,7 @@ def scored(rows: list[float], **more: Any) -> dict[str, Any]:
         "recipe": "one",
         "per_prompt": {"final.reward.x": rows, "reward.x_gain_base": [0.5 * v for v in rows]},
         "metrics": {"final.length": sum(rows)},
-        "transcripts": [{"prompt": "a"}],
+        "transcripts": [{"prompt": [{"role": "user", "content": "a"}]}],
         **more,
     }
 
@@ -76,9 +76,15 @@ def test_values_per_prompt_are_paired_and_the_start_is_the_gain(publish: Any, tm
 
 def test_different_prompts_are_not_paired(publish: Any, tmp_path: Path) -> None:
     own = finished(publish, tmp_path, "own", scored([1.0, 2.0]))
-    other = finished(publish, tmp_path, "other", scored([1.0, 2.0], transcripts=[{"prompt": "b"}]))
+    others = {}
+    for role, content in (("user", "b"), ("system", "a")):
+        prompt = [{"role": role, "content": content}, {"role": "user", "content": content}]
+        results = scored([1.0, 2.0], transcripts=[{"prompt": prompt}])
+        others[role] = finished(publish, tmp_path, role, results)
+    claim = Claim(against="dpo", metric="final.reward.x")
     with pytest.raises(DataError, match="different prompts"):
-        claim_values.values(Claim(against="dpo", metric="final.reward.x"), [own], [other])
+        claim_values.values(claim, [own], [others["user"]])
+    assert claim_values.values(claim, [own], [others["system"]])[2].tolist() == [[0.0, 0.0]]
     with pytest.raises(DataError, match=r"final.reward.y.*'final.reward.x'"):
         claim_values.values(Claim(against="dpo", metric="final.reward.y"), [own], [own])
 
