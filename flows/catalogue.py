@@ -4,9 +4,12 @@ plot.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+import yaml
 
 from ratchet.components.piece import SLOTS, Description, catalogue, models_of
 from ratchet.components.recipes.phases import sections
@@ -68,7 +71,7 @@ def summary(recipe: Recipe, stored: Mapping[str, Verdict]) -> list[str]:
     """What a recipe is in five lines: about, family and paper, difference from its base, pieces with their
     papers, claim with what was measured of it.
     """
-    own = ", ".join(f"{key}: {value}" for key, value in difference(recipe.name).items())
+    own = ", ".join(f"{key}: {flow(value)}" for key, value in difference(recipe.name).items())
     return [
         f"{recipe.name}: {recipe.about}",
         f"family    {family(recipe)}, {recipe.paper}",
@@ -76,6 +79,12 @@ def summary(recipe: Recipe, stored: Mapping[str, Verdict]) -> list[str]:
         f"pieces    {', '.join(pieces(recipe))}",
         f"claim     {measured(recipe, stored)}",
     ]
+
+
+def flow(value: Any) -> str:
+    """A value as YAML on one line, as a recipe has it: `[{name: reinforce}]`, `null`."""
+    text = yaml.safe_dump(plain(value), default_flow_style=True, sort_keys=False, width=math.inf)
+    return text.removesuffix("...\n").strip()
 
 
 def measured(recipe: Recipe, stored: Mapping[str, Verdict]) -> str:
@@ -172,7 +181,7 @@ def page(one: str, recipes: Mapping[str, Recipe], stored: Mapping[str, Verdict])
             "Differences with intervals, each row at its own scale; dashed: the smallest effect of interest.",
         ]
     for name, recipe in recipes.items():
-        own = "; ".join(f"`{key}: {value}`" for key, value in difference(name).items())
+        own = "; ".join(f"`{key}: {flow(value)}`" for key, value in difference(name).items())
         parts += [
             f"## {name}",
             recipe.about,

@@ -11,7 +11,7 @@ from ratchet.flows.claim_records import Verdict
 
 WIDTH = 41
 """Characters of a text plot."""
-ROW, LEFT, PLOT, RIGHT = 26, 330, 360, 150
+ROW, LEFT, PLOT, RIGHT = 26, 330, 360, 190
 """Pixels of an SVG plot: height of a row, and widths of the names, the plot and the verdicts."""
 COLOURS = {"holds": "#2e7d32", "does not hold": "#c62828", "undecided": "#757575"}
 

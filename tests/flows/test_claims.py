@@ -440,7 +440,7 @@ def test_explain_says_what_a_recipe_is_in_five_lines(monkeypatch: pytest.MonkeyP
     expected = (
         ("(REINFORCE",),
         ("Policy gradient", "arXiv:2402.14740"),
-        ("base      steps; its own keys:", "online.fit.updates.policy: [{'name': 'reinforce'"),
+        ("base      steps; its own keys:", "online.fit.updates.policy: [{name: reinforce"),
         ("advantages.leave_one_out (arXiv:2402.14740)", "rewards.exact_answer"),
         (
             "final.reward.exact_answer higher than its start by more than 0.05 (sums",
