@@ -42,7 +42,7 @@ from ratchet.components.labels.labels import (
     standing,
     to_line,
 )
-from ratchet.components.labels.settings import doubled, ordinary, read_settings
+from ratchet.components.labels.settings import common, doubled, ordinary, read_settings
 from ratchet.components.storage.store import write_atomic
 
 LEASES, LOCK, WRITING, CLOSED = "leases.jsonl", ".lock", ".writing", "closed"
@@ -58,9 +58,9 @@ class Taken(RatchetError):
 
 @dataclass(frozen=True)
 class Progress:
-    """`mine`: labels of an annotator; `judged`: labels of all annotators on ordinary items, without skips;
-    `wanted`: how many of those the queue asks for; `pace`: median seconds of the annotator's newest labels,
-    None without any.
+    """`mine`: labels of an annotator; `wanted`: labels on ordinary items that the queue asks for; `judged`:
+    how many of those there are, without skips and without further annotators' labels on common items;
+    `pace`: median seconds of the annotator's newest labels, None without any.
     """
 
     mine: int
@@ -97,8 +97,7 @@ class Queue:
         for name in (ITEMS, LABELS, LEASES):
             repair(self.folder / name)
         self._size = -1
-        self._items: dict[str, Item] = {item.id: item for item in read_items(self.folder)}
-        self._doubled = doubled(list(self._items.values()), self.settings)
+        self._use(read_items(self.folder))
         self._labels: dict[tuple[str, str], Label] = {}
         self._judges: dict[str, set[str]] = {}  # item -> annotators who judged it, without skips
         file = self.folder / LABELS
@@ -110,6 +109,10 @@ class Queue:
         for (item, holder), until in rows.items():
             self._leases.setdefault(item, {})[holder] = until
         write_atomic(self.folder / LEASES, "".join(json.dumps([*k, u]) + "\n" for k, u in rows.items()))
+
+    def _use(self, items: list[Item]) -> None:
+        self._items: dict[str, Item] = {item.id: item for item in items}
+        self._doubled, self._common = doubled(items, self.settings), common(items, self.settings)
 
     def _keep(self, label: Label) -> None:
         self._labels[label.item, label.annotator] = label
@@ -142,8 +145,9 @@ class Queue:
             for item, holders in self._leases.items():
                 if holders.get(annotator, 0) > now and item in self._items:
                     return self._items[item]
+            common_first = sorted(self._items.values(), key=lambda one: one.id not in self._common)
             found = self._extra(annotator) or next(
-                (one for one in self._items.values() if ordinary(one) and self._open_to(one, annotator)), None
+                (one for one in common_first if ordinary(one) and self._open_to(one, annotator)), None
             )
             if found is not None:
                 self._lease(found.id, annotator)
@@ -227,11 +231,9 @@ class Queue:
         with self._mutex:
             self._read_items()
             mine = [label for label in self._labels.values() if label.annotator == annotator]
-            judged = sum(
-                label.verdict != "skip" and item in self._items and ordinary(self._items[item])
-                for (item, _), label in self._labels.items()
-            )
-            wanted = sum(self._needed(item) for item in self._items.values() if ordinary(item))
+            needed = {name: self._needed(item) for name, item in self._items.items() if ordinary(item)}
+            judged = sum(min(len(self._judges.get(name, ())), count) for name, count in needed.items())
+            wanted = sum(needed.values())
             times = [label.seconds for label in mine[-RECENT:]]
             return Progress(len(mine), judged, wanted, median(times) if times else None)
 
@@ -246,8 +248,7 @@ class Queue:
             return
         size = (self.folder / ITEMS).stat().st_size
         if size != self._size:
-            items = read_items(self.folder)
-            self._items, self._doubled = {one.id: one for one in items}, doubled(items, self.settings)
+            self._use(read_items(self.folder))
             self._size = size
 
     def _item(self, name: str) -> Item:
@@ -261,8 +262,8 @@ class Queue:
 
     def _open_to(self, item: Item, annotator: str) -> bool:
         """Whether the annotator may judge an item: not judged by him, and a place left that others have
-        neither taken nor leased. Everybody may judge a planted item once; a repetition, who judged the
-        original.
+        neither taken nor leased. Everybody may judge a planted item once, and the common items as the first
+        ones; a repetition, who judged the original.
         """
         if (item.id, annotator) in self._labels:
             return False
@@ -270,17 +271,24 @@ class Queue:
             return True
         if item.repeat_of is not None:
             return (item.repeat_of, annotator) in self._labels
+        if item.id in self._common and self._plain(annotator) < len(self._common):
+            return True
         now = self._clock()
         leased = {holder for holder, until in self._leases.get(item.id, {}).items() if until > now}
         others = (self._judges.get(item.id, set()) | leased) - {annotator}
         return len(others) < self._needed(item)
+
+    def _plain(self, annotator: str) -> int:
+        """Ordinary items that the annotator judged or skipped."""
+        mine = (self._items.get(item) for item, holder in self._labels if holder == annotator)
+        return sum(item is not None and ordinary(item) for item in mine)
 
     def _extra(self, annotator: str) -> Item | None:
         """A planted item or a repetition, if one is due: the first after a number of ordinary items that
         depends on the annotator, then one after every `extra_every`; of the two kinds the one he had less of.
         """
         mine = [item for item, holder in self._labels if holder == annotator and item in self._items]
-        plain = sum(ordinary(self._items[item]) for item in mine)
+        plain = self._plain(annotator)
         every = self.settings.extra_every
         offset = random.Random(f"extra/{self.settings.seed}/{annotator}").randrange(every)
         if plain < (len(mine) - plain) * every + offset + 1:

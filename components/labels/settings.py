@@ -17,13 +17,16 @@ SETTINGS = "queue.json"
 
 @dataclass(frozen=True)
 class Settings:
-    """`overlap`: share of the items of a round that two annotators judge. `lease_minutes`: how long an item
-    stays reserved for the annotator who sees it. `extra_every`: after so many ordinary items an annotator
-    judges a planted or repeated one, if there is one. `aspects`: questions besides the overall choice.
+    """`overlap`: share of the items of a round that two annotators judge. `common`: number of items of the
+    newest round that every annotator judges first, so that each is compared with all others.
+    `lease_minutes`: how long an item stays reserved for the annotator who sees it. `extra_every`: after so
+    many ordinary items an annotator judges a planted or repeated one, if there is one. `aspects`: questions
+    besides the overall choice.
     `seed`: of the order of answers. `title` and `guidelines` are shown.
     """
 
     overlap: float = 0.0
+    common: int = 0
     lease_minutes: float = 10.0
     extra_every: int = 8
     aspects: Sequence[str] = ()
@@ -34,6 +37,8 @@ class Settings:
     def __post_init__(self) -> None:
         if not 0 <= self.overlap <= 1:
             raise DataError(f"queue: overlap is {self.overlap}, expected a share from 0 to 1")
+        if self.common < 0:
+            raise DataError(f"queue: common is {self.common}, expected 0 or more items")
         if self.lease_minutes <= 0 or self.extra_every < 1:
             raise DataError("queue: expected lease_minutes above 0 and extra_every of at least 1")
 
@@ -73,6 +78,13 @@ def doubled(items: Sequence[Item], settings: Settings) -> set[str]:
         order = sorted(ids, key=lambda name: random.Random(f"overlap/{settings.seed}/{name}").random())
         found.update(order[: round(settings.overlap * len(ids))])
     return found
+
+
+def common(items: Sequence[Item], settings: Settings) -> set[str]:
+    """Ids of the items that every annotator judges first: the first ordinary ones of the newest round."""
+    plain = [item for item in items if ordinary(item)]
+    newest = plain[-1].round if plain else None
+    return {item.id for item in [one for one in plain if one.round == newest][: settings.common]}
 
 
 def ordinary(item: Item) -> bool:

@@ -30,6 +30,13 @@ def label(
     overlap: Annotated[
         float, typer.Option(min=0, max=1, help="Share of the pairs of a new queue that two annotators judge.")
     ] = 0.0,
+    common: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Pairs that every annotator judges first, to find careless ones. Default: 32 with overlap.",
+        ),
+    ] = None,
     stage: Annotated[
         str | None,
         typer.Option(help="Stage of the run whose answers are compared. Default: its last answers."),
@@ -109,8 +116,8 @@ def label(
         )
     if not (folder / "items.jsonl").exists():
         options = {
-            "labels": labels, "overlap": overlap, "select": select, "repeats": repeats, "planted": planted,
-            "aspects": aspects, "guidelines": guidelines, "seed": seed,
+            "labels": labels, "overlap": overlap, "common": common, "select": select, "repeats": repeats,
+            "planted": planted, "aspects": aspects, "guidelines": guidelines, "seed": seed,
         }  # fmt: skip
         typer.echo(_fill(folder, source, home, stage, options))
     _serve(folder, host, port, issue(folder, names))

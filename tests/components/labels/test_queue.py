@@ -65,6 +65,25 @@ def test_two_annotators_never_get_the_same_item_without_overlap(queue_of: Callab
     assert Counter(label.item for label in queue.labels()) == {f"i{i}": 1 for i in range(4)}
 
 
+def test_every_annotator_judges_the_common_items_first(queue_of: Callable[..., Queue]) -> None:
+    queue = queue_of([item(i, round=i // 6) for i in range(12)], common=3)
+    seen = {name: [judged(queue, name).item for _ in range(5)] for name in ("ann", "ben")}
+    assert seen["ann"][:3] == ["i6", "i7", "i8"]  # of the newest round
+    assert set(seen["ann"]) & set(seen["ben"]) == {"i6", "i7", "i8"}
+    assert (
+        queue.progress().judged == 7 and queue.progress().wanted == 12
+    )  # ben's on common items do not count
+
+
+def test_the_first_common_item_may_be_on_two_screens(queue_of: Callable[..., Queue]) -> None:
+    queue = queue_of(4, common=1)
+    first, second = queue.next("ann"), queue.next("ben")
+    assert first and second and first.id == second.id == "i0"
+    judged(queue, "ann")
+    queue.renew("i0", "ben")
+    assert judged(queue, "ben").item == "i0"
+
+
 def test_an_overlap_of_a_quarter_gives_a_quarter_of_the_items_to_two(queue_of: Callable[..., Queue]) -> None:
     queue = queue_of(8, overlap=0.25)
     assert queue.progress().wanted == 10
@@ -292,7 +311,9 @@ def test_forget_deletes_every_line_of_one_annotator(queue_of: Callable[..., Queu
     assert forget(tmp_path, "nobody") == 0
 
 
-@pytest.mark.parametrize("wrong", [{"overlap": 1.5}, {"lease_minutes": 0}, {"extra_every": 0}], ids=str)
+@pytest.mark.parametrize(
+    "wrong", [{"overlap": 1.5}, {"common": -1}, {"lease_minutes": 0}, {"extra_every": 0}], ids=str
+)
 def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(DataError):
         Settings(**wrong)
