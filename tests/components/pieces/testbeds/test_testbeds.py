@@ -163,3 +163,12 @@ def test_sort_digits_demonstrates_right_attempts_and_exchanged_neighbours(tmp_pa
             assert sorted(attempt) == sorted(drawn) and len(differ) in (0, 2)
             assert not differ or differ[1] - differ[0] == 1, "two neighbours"
     assert right[0] / 2000 == pytest.approx(0.3, abs=0.04) and right[1] / 2000 == pytest.approx(0.8, abs=0.04)
+
+
+def test_formats_differ_in_share_and_accuracy(tmp_path: Path) -> None:
+    drawn = rows("formats?size=2000&seed=2", tmp_path)
+    exact = [row for row in drawn if row["completion"][0]["content"].endswith(", exactly.")]
+    assert len(exact) / 2000 == pytest.approx(0.3, abs=0.03)
+    for own, share in ((exact, 0.9), ([row for row in drawn if row not in exact], 0.5)):
+        hits = [re.search(r"-?\d+", row["completion"][0]["content"]) for row in own]
+        right = [hit is not None and hit[0] == row["answer"] for hit, row in zip(hits, own, strict=True)]
