@@ -172,3 +172,4 @@ def test_formats_differ_in_share_and_accuracy(tmp_path: Path) -> None:
     for own, share in ((exact, 0.9), ([row for row in drawn if row not in exact], 0.5)):
         hits = [re.search(r"-?\d+", row["completion"][0]["content"]) for row in own]
         right = [hit is not None and hit[0] == row["answer"] for hit, row in zip(hits, own, strict=True)]
+        assert sum(right) / len(right) == pytest.approx(share, abs=0.03)
