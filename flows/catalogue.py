@@ -56,8 +56,10 @@ def _decodes(recipe: Recipe) -> bool:
 
 def families(recipes: Mapping[str, Recipe]) -> dict[str, list[str]]:
     """Names of recipes by family, in the order of `FAMILIES`."""
-    found = {one: [name for name, recipe in recipes.items() if family(recipe) == one] for one in FAMILIES}
-    return {one: names for one, names in found.items() if names}
+    members = {
+        title: [name for name, recipe in recipes.items() if family(recipe) == title] for title in FAMILIES
+    }
+    return {title: names for title, names in members.items() if names}
 
 
 def slug(name: str) -> str:
@@ -126,32 +128,32 @@ def equations(recipe: Recipe) -> dict[str, str]:
     known = {slot: catalogue(slot) for slot in ("objective", "report", "measure", "rollout")}
     used = [name for name, _ in _specs(plain(recipe))]
     for slots in (("objective",), ("report", "measure"), ("rollout",)):
-        found = {name: known[slot][name] for slot in slots for name in used if name in known[slot]}
-        if found:
-            return {name: _first(one) for name, one in found.items()}
+        documented = {name: known[slot][name] for slot in slots for name in used if name in known[slot]}
+        if documented:
+            return {name: _first(description) for name, description in documented.items()}
     return {}
 
 
-def _first(one: Description) -> str:
-    return " ".join(one.doc.partition("\n\n")[0].split(">>>")[0].split())
+def _first(description: Description) -> str:
+    return " ".join(description.doc.partition("\n\n")[0].split(">>>")[0].split())
 
 
 def options_of(recipe: Recipe) -> dict[str, tuple[list[tuple[str, Any, Any]], str]]:
     """Piece with options -> (option, value in the recipe, default of the piece) of each, and the piece's
     paper.
     """
-    known = {name: one for slot in SLOTS for name, one in catalogue(slot).items()}
-    found: dict[str, tuple[list[tuple[str, Any, Any]], str]] = {}
+    known = {name: description for slot in SLOTS for name, description in catalogue(slot).items()}
+    used: dict[str, tuple[list[tuple[str, Any, Any]], str]] = {}
     for name, spec in _specs(plain(recipe)):
-        if name in known and name not in found:
+        if name in known and name not in used:
             options = [
                 (key, spec[key], spec[key] if option.required else option.default)
                 for key, option in known[name].options.items()
                 if key in spec
             ]
             if options:
-                found[name] = (options, known[name].paper)
-    return found
+                used[name] = (options, known[name].paper)
+    return used
 
 
 def _specs(value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -167,28 +169,28 @@ def _specs(value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield from _specs(inner)
 
 
-def page(one: str, recipes: Mapping[str, Recipe], stored: Mapping[str, Verdict]) -> str:
+def page(title: str, recipes: Mapping[str, Recipe], stored: Mapping[str, Verdict]) -> str:
     """The page of a family, in Markdown: each recipe with its paper, difference from its base, equation,
     pieces and measured claim.
     """
     parts = [
-        f"# {one}",
+        f"# {title}",
         "`ratchet recipes explain NAME` prints more. [All methods](../methods.md) · [Claims](../claims.md)",
     ]
     if plotted(recipes, stored):
         parts += [
-            f"![Measured claims of this family]({slug(one)}.svg)",
+            f"![Measured claims of this family]({slug(title)}.svg)",
             "Differences with intervals, each row at its own scale; dashed: the smallest effect of interest.",
         ]
     for name, recipe in recipes.items():
-        own = "; ".join(f"`{key}: {flow(value)}`" for key, value in difference(name).items())
+        changed_keys = "; ".join(f"`{key}: {flow(value)}`" for key, value in difference(name).items())
         parts += [
             f"## {name}",
             recipe.about,
             "\n".join(
                 [
                     f"* Paper: {link(recipe.paper)}",
-                    f"* Base: `{recipe.base}`" + (f"; its own keys: {own}" if own else ""),
+                    f"* Base: `{recipe.base}`" + (f"; changed keys: {changed_keys}" if changed_keys else ""),
                     f"* Pieces: {', '.join(pieces(recipe))}",
                     *(f"* `{piece}`: {text}" for piece, text in equations(recipe).items()),
                     f"* Claim: {result(recipe, stored)}",
@@ -202,11 +204,11 @@ def result(recipe: Recipe, stored: Mapping[str, Verdict]) -> str:
     """The claim in words with its stored verdict, whether or not the verdict is stale."""
     if recipe.claim is None:
         return "none; it is a control or an example"
-    one = stored.get(recipe.name)
-    if one is None:
+    verdict = stored.get(recipe.name)
+    if verdict is None:
         return f"{sentence(recipe.claim)}: not measured"
-    effects = "; ".join(effect(row) for row in one.comparisons.values())
-    return f"{sentence(recipe.claim)}: **{one.verdict}**, {effects}, {one.seeds} seeds"
+    effects = "; ".join(effect(row) for row in verdict.comparisons.values())
+    return f"{sentence(recipe.claim)}: **{verdict.verdict}**, {effects}, {verdict.seeds} seeds"
 
 
 def plotted(recipes: Mapping[str, Recipe], stored: Mapping[str, Verdict]) -> str:
@@ -222,8 +224,8 @@ def plotted(recipes: Mapping[str, Recipe], stored: Mapping[str, Verdict]) -> str
 
 def link(identifier: str) -> str:
     """An arXiv identifier as a Markdown link."""
-    number = identifier.removeprefix("arXiv:")
-    return f"[{number}](https://arxiv.org/abs/{number})" if number != identifier else identifier
+    arxiv_id = identifier.removeprefix("arXiv:")
+    return f"[{arxiv_id}](https://arxiv.org/abs/{arxiv_id})" if arxiv_id != identifier else identifier
 
 
 def difference(name: str) -> dict[str, Any]:

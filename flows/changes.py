@@ -49,29 +49,37 @@ def changes(plan: Plan, templates: Mapping[str, Any], client: Any, workspace: Pa
     _check_blocks(plan, templates, client)
     wanted = {
         name
-        for one in plan.deployments
-        for name in (one.name, *(stage_deployment(one, does) for does in one.stages))
+        for deployment in plan.deployments
+        for name in (deployment.name, *(stage_deployment(deployment, does) for does in deployment.stages))
     }
-    found = [_pool(name, pool, templates[name], client) for name, pool in plan.work_pools.items()]
-    found += [_slots(name, limit, client) for name, limit in {**plan.slots, REGISTRY: 1}.items()]
-    for one in plan.deployments:
-        found += [
-            _stage(one, does, plan.work_pools[place.name].type, client, workspace)
-            for does, place in one.stages.items()
+    all_changes = [_pool(name, pool, templates[name], client) for name, pool in plan.work_pools.items()]
+    all_changes += [_slots(name, limit, client) for name, limit in {**plan.slots, REGISTRY: 1}.items()]
+    for deployment in plan.deployments:
+        all_changes += [
+            _stage(deployment, does, plan.work_pools[place.name].type, client, workspace)
+            for does, place in deployment.stages.items()
         ]
-        found.append(_deployment(one, plan.work_pools[one.work_pool.name].type, client, workspace))
-    found += [alert_change(name, alert, client, _change) for name, alert in plan.alerts.items()]
-    for known in _owned(client):
-        if known.name not in wanted:
-            found.append(
-                Change("deployment", known.name, "remove", (), lambda i=known.id: client.delete_deployment(i))
+        all_changes.append(
+            _deployment(deployment, plan.work_pools[deployment.work_pool.name].type, client, workspace)
+        )
+    all_changes += [alert_change(name, alert, client, _change) for name, alert in plan.alerts.items()]
+    for managed in _managed_deployments(client):
+        if managed.name not in wanted:
+            all_changes.append(
+                Change(
+                    "deployment", managed.name, "remove", (), lambda i=managed.id: client.delete_deployment(i)
+                )
             )
-    return found
+    return all_changes
 
 
 def _check_blocks(plan: Plan, templates: Mapping[str, Any], client: Any) -> None:
     """`RecipeError` for a missing block, which Prefect resolves only when a run starts, and crashes."""
-    for place in (place for one in plan.deployments for place in (one.work_pool, *one.stages.values())):
+    for place in (
+        place
+        for deployment in plan.deployments
+        for place in (deployment.work_pool, *deployment.stages.values())
+    ):
         for slug, name in sorted(_blocks(templates[place.name], place.job_variables)):
             if (
                 not name or _or_none(client.read_block_document_by_name, name, slug, False) is None
@@ -84,21 +92,27 @@ def _check_blocks(plan: Plan, templates: Mapping[str, Any], client: Any) -> None
                 )
 
 
-def _blocks(template: Mapping[str, Any], given: Mapping[str, Any]) -> set[tuple[str, str]]:
+def _blocks(template: Mapping[str, Any], job_variables: Mapping[str, Any]) -> set[tuple[str, str]]:
     """(type, name) of a run's blocks: the template's defaults, overridden by the job variables `given`."""
     from prefect.utilities.templating import PlaceholderType, find_placeholders
 
     defaults = {
         key: one["default"] for key, one in template["variables"]["properties"].items() if "default" in one
     }
-    dotted = {key.removeprefix("env."): value for key, value in given.items() if key.startswith("env.")}
+    dotted = {
+        key.removeprefix("env."): value for key, value in job_variables.items() if key.startswith("env.")
+    }
     merged = (
-        part for part in (defaults.get("env"), dotted, given.get("env")) if isinstance(part, Mapping)
+        part for part in (defaults.get("env"), dotted, job_variables.get("env")) if isinstance(part, Mapping)
     )  # later mappings override earlier ones
     env = {key: value for part in merged for key, value in part.items()}
-    found = find_placeholders([template["job_configuration"], {**defaults, **given, "env": env}])
+    placeholders = find_placeholders(
+        [template["job_configuration"], {**defaults, **job_variables, "env": env}]
+    )
     parts = [
-        (*one.name.split("."), "") for one in found if one.type is PlaceholderType.BLOCK_DOCUMENT
+        (*placeholder.name.split("."), "")
+        for placeholder in placeholders
+        if placeholder.type is PlaceholderType.BLOCK_DOCUMENT
     ]  # prefect.blocks.TYPE.NAME[.KEY]
     return {(slug, name) for _, _, slug, name, *_ in parts}
 
@@ -145,17 +159,17 @@ def _slots(name: str, limit: int, client: Any) -> Change:
     )
 
 
-def _stage(one: Deployment, does: str, pool: str, client: Any, workspace: Path) -> Change:
+def _stage(deployment: Deployment, does: str, pool: str, client: Any, workspace: Path) -> Change:
     """The deployment for remote stages of one kind; no concurrency limit besides the pool's."""
     from ratchet.flows.one_stage import one_stage
 
-    place, name = one.stages[does], stage_deployment(one, does)
+    place, name = deployment.stages[does], stage_deployment(deployment, does)
     wanted = {
-        "description": f"Stages of {one.name} that do `{does}`.",
+        "description": f"Stages of {deployment.name} that do `{does}`.",
         "tags": [OURS],
         "parameters": {"home": place.home, "gpus": place.gpus},
-        **_flow_there(one_stage, STAGE_FLOW),
-        **_in_pool(place, pool, place.gpus, workspace),
+        **_entrypoint(one_stage, STAGE_FLOW),
+        **_pool_settings(place, pool, place.gpus, workspace),
     }
     known = _or_none(client.read_deployment_by_name, f"{STAGE_FLOW}/{name}")
     before = (
@@ -172,52 +186,54 @@ def _stage(one: Deployment, does: str, pool: str, client: Any, workspace: Path) 
     )
 
 
-def _deployment(one: Deployment, pool: str, client: Any, workspace: Path) -> Change:
+def _deployment(deployment: Deployment, pool: str, client: Any, workspace: Path) -> Change:
     from prefect.client.schemas.objects import ConcurrencyOptions
 
     from ratchet.flows.post_training import post_training
 
-    schedules = [_prefect_schedule(schedule) for schedule in one.schedules]
-    strategy: Any = {"wait": "ENQUEUE", "refuse": "CANCEL_NEW"}[one.if_running]
+    schedules = [_prefect_schedule(schedule) for schedule in deployment.schedules]
+    strategy: Any = {"wait": "ENQUEUE", "refuse": "CANCEL_NEW"}[deployment.if_running]
     wanted = {
-        "description": one.description,
-        "tags": sorted({OURS, *one.tags}),
+        "description": deployment.description,
+        "tags": sorted({OURS, *deployment.tags}),
         "parameters": {
-            "recipe": one.recipe,
-            "home": one.home,
-            "overrides": list(one.overrides),
-            "profile": one.profile,
-            "until": one.until,
-            "if_running": one.if_running,
-            "gpus": one.gpus,
-            "artifacts": one.artifacts,
-            "remote_stages": {does: f"{STAGE_FLOW}/{stage_deployment(one, does)}" for does in one.stages},
+            "recipe": deployment.recipe,
+            "home": deployment.home,
+            "overrides": list(deployment.overrides),
+            "profile": deployment.profile,
+            "until": deployment.until,
+            "if_running": deployment.if_running,
+            "gpus": deployment.gpus,
+            "artifacts": deployment.artifacts,
+            "remote_stages": {
+                does: f"{STAGE_FLOW}/{stage_deployment(deployment, does)}" for does in deployment.stages
+            },
         },
-        **_flow_there(post_training, FLOW),
-        **_in_pool(one.work_pool, pool, one.gpus, workspace),
+        **_entrypoint(post_training, FLOW),
+        **_pool_settings(deployment.work_pool, pool, deployment.gpus, workspace),
     }
-    if one.paused is not None:
-        wanted["paused"] = one.paused
-    known = _or_none(client.read_deployment_by_name, f"{FLOW}/{one.name}")
-    after = {**wanted, "schedules": _spoken(schedules), "if_running": strategy}
+    if deployment.paused is not None:
+        wanted["paused"] = deployment.paused
+    known = _or_none(client.read_deployment_by_name, f"{FLOW}/{deployment.name}")
+    after = {**wanted, "schedules": _readable(schedules), "if_running": strategy}
     before = None
     if known is not None:
         limit, options = known.global_concurrency_limit, known.concurrency_options
         before = {key: getattr(known, key) for key in wanted} | {
             "tags": sorted(known.tags),
-            "schedules": _spoken(known.schedules),
+            "schedules": _readable(known.schedules),
             "if_running": options.collision_strategy.value
             if limit and limit.limit == 1 and options
             else None,
         }
     return _change(
         "deployment",
-        one.name,
+        deployment.name,
         before,
         after,
         lambda: client.create_deployment(
             flow_id=client.create_flow_from_name(FLOW),
-            name=one.name,
+            name=deployment.name,
             schedules=schedules,
             concurrency_limit=1,
             concurrency_options=ConcurrencyOptions(collision_strategy=strategy),
@@ -239,7 +255,7 @@ def _prefect_schedule(s: Schedule) -> Any:
     )
 
 
-def _flow_there(flow: Any, name: str) -> dict[str, Any]:
+def _entrypoint(flow: Any, name: str) -> dict[str, Any]:
     from prefect.utilities.callables import parameter_schema
 
     return {
@@ -249,20 +265,20 @@ def _flow_there(flow: Any, name: str) -> dict[str, Any]:
     }
 
 
-def _in_pool(place: Place, pool: str, gpus: int, workspace: Path) -> dict[str, Any]:
+def _pool_settings(place: Place, pool: str, gpus: int, workspace: Path) -> dict[str, Any]:
     """Work pool, queue and job variables of a deployment; `pool` is the pool's type."""
     return {
         "work_pool_name": place.name,
         "work_queue_name": place.work_queue_name or "default",
         "job_variables": {
-            **_for_gpus(pool, gpus),
+            **_gpu_variables(pool, gpus),
             **({"working_dir": str(workspace)} if pool == "process" else {}),
             **place.job_variables,
         },
     }
 
 
-def _for_gpus(pool: str, count: int) -> dict[str, Any]:
+def _gpu_variables(pool: str, count: int) -> dict[str, Any]:
     """Job variables that request GPUs. Process workers see all GPUs of their machine. Docker's `count: 1`
     would give every container the first GPU, so containers get all and each stage locks its own
     (`tasks/process/locks.py`). Kubernetes assigns them exclusively.
@@ -276,15 +292,17 @@ def _for_gpus(pool: str, count: int) -> dict[str, Any]:
     )
 
 
-def _spoken(schedules: Sequence[Any]) -> list[str]:
+def _readable(schedules: Sequence[Any]) -> list[str]:
     """Schedules as readable text, sorted."""
     lines = []
-    for one in schedules:
-        when = one.schedule
+    for deployed in schedules:
+        schedule = deployed.schedule
         text = (
-            f"cron {when.cron}" if hasattr(when, "cron") else f"every {when.interval.total_seconds():.0f} s"
+            f"cron {schedule.cron}"
+            if hasattr(schedule, "cron")
+            else f"every {schedule.interval.total_seconds():.0f} s"
         )
-        lines.append(f"{text} {when.timezone}{'' if one.active else ' (off)'}")
+        lines.append(f"{text} {schedule.timezone}{'' if deployed.active else ' (off)'}")
     return sorted(lines)
 
 
@@ -307,7 +325,7 @@ def _change(
     return Change(kind, name, "update" if differs else "keep", differs, carry_out if differs else None)
 
 
-def _owned(client: Any) -> list[Any]:
+def _managed_deployments(client: Any) -> list[Any]:
     from prefect.client.schemas.filters import (
         DeploymentFilter,
         DeploymentFilterTags,

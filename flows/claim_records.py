@@ -164,29 +164,31 @@ def read(path: Path = STORED) -> dict[str, Verdict]:
         raise DataError(f"{path}: not valid JSON: {error}") from None
     if not isinstance(rows, list):
         raise DataError(f"{path}: expected a list of verdicts, got {type(rows).__name__}")
-    found = {}
-    for number, row in enumerate(rows):
+    verdicts = {}
+    for index, row in enumerate(rows):
         try:
-            verdict = conform(Verdict, row, f"[{number}]")
+            verdict = conform(Verdict, row, f"[{index}]")
         except RecipeError as error:
             raise DataError(f"{path}: {error}") from None
-        if verdict.recipe in found:
+        if verdict.recipe in verdicts:
             raise DataError(f"{path}: two verdicts on {verdict.recipe!r}; remove one")
-        found[verdict.recipe] = verdict
-    return found
+        verdicts[verdict.recipe] = verdict
+    return verdicts
 
 
 def write(verdicts: Iterable[Verdict], path: Path = STORED) -> None:
     """Replace the verdicts on these recipes, keep the others, and refresh the table of `claims.md` beside the
     file. Verdicts on recipes that no longer claim anything are removed.
     """
-    found = read(path)
-    for one in verdicts:
-        before = found.get(one.recipe)
-        kept = before.note if before and before.verdict == one.verdict and not one.note else one.note
-        found[one.recipe] = dataclasses.replace(one, note=kept)
+    stored = read(path)
+    for verdict in verdicts:
+        before = stored.get(verdict.recipe)
+        note = (
+            before.note if before and before.verdict == verdict.verdict and not verdict.note else verdict.note
+        )
+        stored[verdict.recipe] = dataclasses.replace(verdict, note=note)
     known = set(claiming())
-    rows = [plain(one) for name, one in sorted(found.items()) if name in known]
+    rows = [plain(verdict) for name, verdict in sorted(stored.items()) if name in known]
     write_atomic(path, json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
     page = path.with_suffix(".md")
     if page.exists():

@@ -25,22 +25,22 @@ def values(claim: Claim, own: Sequence[Pipeline], baseline: Sequence[Pipeline] |
     """
     if claim.per != "prompt":
         read = _curve if claim.per == "curve" else _scalar
-        mine = [read(claim, one) for one in own]
-        theirs = [read(claim, one) for one in baseline] if baseline is not None else [0.0] * len(mine)
+        mine = [read(claim, run) for run in own]
+        theirs = [read(claim, run) for run in baseline] if baseline is not None else [0.0] * len(mine)
         return mine, theirs, [a - b for a, b in zip(mine, theirs, strict=True)]
-    found = [results_of(one) for one in own]
-    rows = np.array([_per_prompt(one, claim.metric) for one in found])
+    results = [results_of(run) for run in own]
+    rows = np.array([_per_prompt(seed, claim.metric) for seed in results])
     if baseline is None:
-        gains = np.array([_gain(one, claim.metric) for one in found])
+        gains = np.array([_gain(seed, claim.metric) for seed in results])
         return _means(rows), _means(rows - gains), gains
-    others = [results_of(one) for one in baseline]
-    for one, other in zip(found, others, strict=True):
-        if _panel(one) != _panel(other):
+    baseline_results = [results_of(run) for run in baseline]
+    for mine, theirs in zip(results, baseline_results, strict=True):
+        if _held_out(mine) != _held_out(theirs):
             raise DataError(
-                f"{one['recipe']} and {other['recipe']} were evaluated on different prompts, which cannot be "
+                f"{mine['recipe']} and {theirs['recipe']} were evaluated on different prompts, which cannot be "
                 "paired; give both the same `data` and `evaluate`, or set claim.per to seed"
             )
-    theirs = np.array([_per_prompt(one, claim.metric) for one in others])
+    theirs = np.array([_per_prompt(seed, claim.metric) for seed in baseline_results])
     return _means(rows), _means(theirs), rows - theirs
 
 
@@ -54,7 +54,7 @@ def _means(rows: np.ndarray) -> list[float]:
     return [float(value) for value in rows.mean(1)]
 
 
-def _panel(results: dict[str, Any]) -> Any:
+def _held_out(results: dict[str, Any]) -> Any:
     """What identifies the held-out prompts: their number and the first ones. A method may add a system
     message, so these do not count.
     """
@@ -92,13 +92,15 @@ def _curve(claim: Claim, pipeline: Pipeline) -> float:
     """The mean of the logged values, or the number of logged steps until they reach `level`. A curve that
     never does counts one step more than it has.
     """
-    found = [line[claim.metric] for _, line in logged(pipeline) if claim.metric in line]
-    if not found:
+    logged_values = [line[claim.metric] for _, line in logged(pipeline) if claim.metric in line]
+    if not logged_values:
         known = sorted({name for _, line in logged(pipeline) for name in line})
         raise DataError(f"{pipeline.recipe.name} logs no {claim.metric!r}{nearest(claim.metric, known)}")
     if claim.level is None:
-        return float(np.mean(found))
-    return float(next((i for i, value in enumerate(found, 1) if value >= claim.level), len(found) + 1))
+        return float(np.mean(logged_values))
+    return float(
+        next((i for i, value in enumerate(logged_values, 1) if value >= claim.level), len(logged_values) + 1)
+    )
 
 
 def logged(pipeline: Pipeline) -> Iterator[tuple[Stage, dict[str, float]]]:

@@ -144,10 +144,10 @@ def check_claims(
     with Workers(max(1, workers), home / "claims") as pool:
         while checks:
             for check in list(checks):
-                if found := _settle(check, opened, graph):
+                if verdict := _settle(check, opened, graph):
                     checks.remove(check)
-                    verdicts.append(found)
-                    settled(found)
+                    verdicts.append(verdict)
+                    settled(verdict)
             if checks:
                 _work(graph, pool, progress)
     return verdicts

@@ -126,14 +126,14 @@ def read(path: Path) -> tuple[Plan, dict[str, Any]]:
             )
         names = [
             name
-            for one in plan.deployments
-            for name in (one.name, *(stage_deployment(one, does) for does in one.stages))
+            for deployment in plan.deployments
+            for name in (deployment.name, *(stage_deployment(deployment, does) for does in deployment.stages))
         ]
         if repeated := {name for name in names if names.count(name) > 1}:
             raise RecipeError(f"deployments: the name {min(repeated)!r} occurs twice")
         templates = {name: _template(path.parent, name, pool) for name, pool in plan.work_pools.items()}
-        for one in plan.deployments:
-            _check(one, plan, templates)
+        for deployment in plan.deployments:
+            _check(deployment, plan, templates)
         for name, alert in plan.alerts.items():
             check_alert(name, alert)
     except RecipeError as error:
@@ -141,40 +141,42 @@ def read(path: Path) -> tuple[Plan, dict[str, Any]]:
     return plan, templates
 
 
-def _check(one: Deployment, plan: Plan, templates: Mapping[str, Any]) -> None:
-    where = f"deployment {one.name!r}"
-    if "/" in one.name:
+def _check(deployment: Deployment, plan: Plan, templates: Mapping[str, Any]) -> None:
+    where = f"deployment {deployment.name!r}"
+    if "/" in deployment.name:
         raise RecipeError(f"{where}: a name has no '/'")
-    _check_place(one.work_pool, one.gpus, f"{where}: work_pool", plan, templates)
-    _check_home(one.home, plan.work_pools[one.work_pool.name], where)
-    for number, schedule in enumerate(one.schedules):
-        _check_schedule(schedule, f"{where}: schedules[{number}]")
+    _check_place(deployment.work_pool, deployment.gpus, f"{where}: work_pool", plan, templates)
+    _check_home(deployment.home, plan.work_pools[deployment.work_pool.name], where)
+    for index, schedule in enumerate(deployment.schedules):
+        _check_schedule(schedule, f"{where}: schedules[{index}]")
     try:
         does = {
             stage.does
-            for stage in stages_of(*load(one.recipe, overrides=one.overrides, profile=one.profile)).values()
+            for stage in stages_of(
+                *load(deployment.recipe, overrides=deployment.overrides, profile=deployment.profile)
+            ).values()
         }
     except RecipeError as error:
         raise RecipeError(f"{where}: {error}") from error
-    for name, place in one.stages.items():
+    for name, place in deployment.stages.items():
         at = f"{where}: stages.{name}"
         if name not in does:
-            raise RecipeError(f"{at}: no stage of {one.recipe} does {name!r}{nearest(name, does)}")
+            raise RecipeError(f"{at}: no stage of {deployment.recipe} does {name!r}{nearest(name, does)}")
         _check_place(place, place.gpus, at, plan, templates)
         _check_home(place.home, plan.work_pools[place.name], at)
-        if place.name == one.work_pool.name:
+        if place.name == deployment.work_pool.name:
             raise RecipeError(
                 f"{at}: {place.name!r} is also the flow's pool, and the stage would wait forever for a "
                 "slot held by the flow; use another pool or remove it"
             )
-    if one.stages:
-        if one.artifacts is None:
+    if deployment.stages:
+        if deployment.artifacts is None:
             raise RecipeError(
                 f"{where}: stages in other pools need `artifacts`, a directory or object store reachable "
                 "by all workers"
             )
         try:
-            check_address(one.artifacts)
+            check_address(deployment.artifacts)
         except RecipeError as error:
             raise RecipeError(f"{where}: {error}") from error
 
@@ -234,6 +236,6 @@ def _template(folder: Path, name: str, pool: WorkPool) -> dict[str, Any]:
     return template
 
 
-def stage_deployment(one: Deployment, does: str) -> str:
+def stage_deployment(deployment: Deployment, does: str) -> str:
     """Name of the deployment that runs a deployment's stages of one kind."""
-    return f"{one.name}.{does}"
+    return f"{deployment.name}.{does}"

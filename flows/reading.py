@@ -89,17 +89,17 @@ class Run:
         """
         import pandas as pd
 
-        found = outcome(self.path)["stages"]
+        stages = outcome(self.path)["stages"]
         return pd.DataFrame(
             [
                 {
-                    "stage": one["name"],
-                    "made": one["made"],
-                    "seconds": one["meta"].get("seconds", float("nan")),
-                    "result": result(one["meta"]),
-                    "path": self.stage(one["name"]) if one["made"] else None,
+                    "stage": stage["name"],
+                    "made": stage["made"],
+                    "seconds": stage["meta"].get("seconds", float("nan")),
+                    "result": result(stage["meta"]),
+                    "path": self.stage(stage["name"]) if stage["made"] else None,
                 }
-                for one in found
+                for stage in stages
             ],
             columns=["stage", "made", "seconds", "result", "path"],
         )
@@ -201,21 +201,21 @@ class Run:
 
         rows = [
             {
-                "group": number,
+                "group": group_index,
                 "index": index,
                 "prompt_id": group.prompt.id,
                 "prompt": group.prompt.messages[-1]["content"],
-                "messages": [*group.prompt.messages, *one.messages],
-                "text": one.text,
-                "stop": one.stop,
+                "messages": [*group.prompt.messages, *trajectory.messages],
+                "text": trajectory.text,
+                "stop": trajectory.stop,
                 "reference": group.prompt.answer,
-                "tokens": one.inputs.get("tokens"),
-                "mask": one.mask or None,
-                "logprobs": one.logprobs,
+                "tokens": trajectory.inputs.get("tokens"),
+                "mask": trajectory.mask or None,
+                "logprobs": trajectory.logprobs,
                 **{name: values[index] for name, values in group.columns.items()},
             }
-            for number, group in enumerate(read_groups(self._groups_file(stage, file)))
-            for index, one in enumerate(group.trajectories)
+            for group_index, group in enumerate(read_groups(self._groups_file(stage, file)))
+            for index, trajectory in enumerate(group.trajectories)
         ]
         return pd.DataFrame(rows)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ratchet.components.evaluation.bootstrap import Interval, difference, mean_interval
-from ratchet.components.evaluation.diversity import distinct_n, distinct_n_interval
+from ratchet.components.evaluation.diversity import distinct_n_interval
 from ratchet.components.types import Group
 
 Ragged = Sequence[Sequence[float]]
@@ -43,11 +43,6 @@ def diversity_against(answers: Mapping[str, Sequence[Group]], arm: str, other: s
         [[t.text for t in group.trajectories] for group in answers[name]] for name in (arm, other)
     )
     return distinct_n_interval(mine, theirs, 2)
-
-
-def distinct_pairs(groups: Sequence[Group]) -> float:
-    """Share of distinct word pairs among all answers of an arm."""
-    return distinct_n([t.text for group in groups for t in group.trajectories], 2)
 
 
 def slices(

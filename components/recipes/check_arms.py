@@ -63,8 +63,8 @@ def _check_report(recipe: Recipe, spec: Spec, where: str) -> None:
     numbers = scores_and_measures(recipe)
     for options, kind, known in ((ARMS, "arm", set(planned)), (NUMBERS, "measure or metric", numbers)):
         for option in options:
-            given = spec.get(option) or ()
-            for name in [given] if isinstance(given, str) else given:
+            names = spec.get(option) or ()
+            for name in [names] if isinstance(names, str) else names:
                 if name not in known:
                     raise RecipeError(f"{where}.{option}: no {kind} named {name!r}{nearest(name, known)}")
 

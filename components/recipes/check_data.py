@@ -34,8 +34,37 @@ def check_files(recipe: Recipe, show: int = 0) -> Checked:
     data must have the records and published splits it reads. Raises `SourceError`, `DataError`, `GateError`
     or `RecipeError` for the first problem. `show`: examples of each split of `path:` data in the result.
     """
-    from ratchet.components.data.generate import check_name, splits_of
-    from ratchet.components.data.published import home_of, published, share_of, wanted
+    from ratchet.components.data.published import home_of, share_of, wanted
+    from ratchet.components.data.sources import check_address
+
+    _check_models(recipe)
+    have: set[str] | None = set()
+    for i, source in enumerate(recipe.data.every_source):
+        with _at(f"data.sources[{i}]" if recipe.data.sources else "data.source"):
+            check_address(source.source)
+            splits = _published_splits(source)
+        have = have | splits if have is not None and splits is not None else None
+    if have is not None and recipe.data.splits:
+        have -= {"benchmark"}
+        home_of(wanted(recipe.data.splits), have if have == {""} else {split or "train" for split in have})
+    if all(source.source.startswith("path:") for source in recipe.data.every_source):
+        return check_records(recipe, read_splits(recipe), show)
+    shipped = "".join(file.read_text(encoding="utf-8") for file in folder().rglob("*.yaml"))
+    if all(source.source in shipped for source in recipe.data.every_source):
+        return (
+            Checked()
+        )  # recipes that are compared share the splits of their data, though not all of them read every split
+    return Checked(
+        unread(
+            {name: share_of(share) for name, share in (recipe.data.splits or {}).items()},
+            read_splits(recipe),
+            "share {:g}",
+        )
+    )
+
+
+def _check_models(recipe: Recipe) -> None:
+    """Each model has a valid address; local ones are complete, and the policy fits the recipe's sizes."""
     from ratchet.components.data.sources import check_address, local
     from ratchet.components.stages.fetch import REGISTRY
 
@@ -67,37 +96,21 @@ def check_files(recipe: Recipe, show: int = 0) -> Checked:
                     )
                 if name == "policy":
                     check_model(recipe, config, f"models.{name}.{key}")
-    have: set[str] | None = set()
-    for i, one in enumerate(recipe.data.every_source):
-        with _at(f"data.sources[{i}]" if recipe.data.sources else "data.source"):
-            check_address(one.source)
-            if one.source.startswith("generate:"):
-                check_name(one.source.removeprefix("generate:"))
-                found = splits_of(one.source.removeprefix("generate:"), one.columns.get(SPLIT_COLUMN))
-            else:
-                found = (
-                    {split for split, _ in published(local(one.source), one.config, one.splits)}
-                    if one.source.startswith("path:") and SPLIT_COLUMN not in one.columns
-                    else None
-                )
-        have = have | found if have is not None and found is not None else None
-    if have is not None and recipe.data.splits:
-        have -= {"benchmark"}
-        home_of(wanted(recipe.data.splits), have if have == {""} else {split or "train" for split in have})
-    if all(one.source.startswith("path:") for one in recipe.data.every_source):
-        return check_records(recipe, read_splits(recipe), show)
-    shipped = "".join(file.read_text(encoding="utf-8") for file in folder().rglob("*.yaml"))
-    if all(one.source in shipped for one in recipe.data.every_source):
-        return (
-            Checked()
-        )  # recipes that are compared share the splits of their data, though not all of them read every split
-    return Checked(
-        unread(
-            {name: share_of(share) for name, share in (recipe.data.splits or {}).items()},
-            read_splits(recipe),
-            "share {:g}",
-        )
-    )
+
+
+def _published_splits(source: Source) -> set[str] | None:
+    """Published splits of a source; None if only the rows, or a download, show them."""
+    from ratchet.components.data.generate import check_name, splits_of
+    from ratchet.components.data.published import published
+    from ratchet.components.data.sources import local
+
+    if source.source.startswith("generate:"):
+        testbed = source.source.removeprefix("generate:")
+        check_name(testbed)
+        return splits_of(testbed, source.columns.get(SPLIT_COLUMN))
+    if source.source.startswith("path:") and SPLIT_COLUMN not in source.columns:
+        return {split for split, _ in published(local(source.source), source.config, source.splits)}
+    return None
 
 
 @contextlib.contextmanager
@@ -200,11 +213,6 @@ def splits_read(recipe: Recipe) -> dict[str, str]:
 def read_splits(recipe: Recipe) -> set[str]:
     """Every split that a stage reads."""
     return {*splits_read(recipe).values(), *(["reward_validation"] if certified(recipe) else [])}
-
-
-def makes_pairs(recipe: Recipe) -> bool:
-    """Whether a stage makes the preference pairs of the split `reward`, so that none are curated."""
-    return bool(recipe.preferences or (recipe.demonstrate and recipe.demonstrate.reward))
 
 
 def check_kinds(recipe: Recipe) -> None:

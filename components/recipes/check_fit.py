@@ -37,7 +37,7 @@ def check_fit(
         )
     if not any(fit.updates.values()):
         known = catalogue("objective").items()
-        fitting = sorted(name for name, one in known if one.outputs <= frozenset(gives))
+        fitting = sorted(name for name, description in known if description.outputs <= frozenset(gives))
         raise RecipeError(
             f"{where}.updates: no objective; write `{role}: [{{name: ...}}]` with one of {', '.join(fitting)}"
         )

@@ -90,12 +90,12 @@ def _config(path: Path) -> dict[str, Any]:
 
 def _object(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise SourceError(f"{file} is not valid JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise SourceError(f"{file} holds a JSON {type(found).__name__}, expected an object")
-    return found
+    if not isinstance(content, dict):
+        raise SourceError(f"{file} holds a JSON {type(content).__name__}, expected an object")
+    return content
 
 
 def _has_template(path: Path) -> bool:
@@ -137,7 +137,7 @@ def _check_safetensors(file: Path) -> None:
         head = opened.read(length) if 8 + length <= size else b""
     try:
         tensors = json.loads(head)
-        ends = [one["data_offsets"][1] for name, one in tensors.items() if name != "__metadata__"]
+        ends = [tensor["data_offsets"][1] for name, tensor in tensors.items() if name != "__metadata__"]
     except (ValueError, AttributeError, KeyError, TypeError, IndexError):
         raise SourceError(
             f"{file} is not a whole safetensors file ({size:,} bytes); copy or download it again, with "
@@ -150,7 +150,7 @@ def _check_safetensors(file: Path) -> None:
 
 
 def _pickles(path: Path) -> str:
-    found = next(
+    pickle = next(
         (file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for file in path.glob(pattern)), None
     )
-    return f" (pickles such as {found} are never read)" if found else ""
+    return f" (pickles such as {pickle} are never read)" if pickle else ""

@@ -45,15 +45,18 @@ class Example:
         rejected one.
         """
         marks = ("+", "-") if len(self.answers) == 2 else (">",) * len(self.answers)
-        said = [self._line(" ", message) for message in self.messages]
+        lines = [self._line(" ", message) for message in self.messages]
         for mark, answer in zip(marks, self.answers, strict=True):
-            said += [
+            lines += [
                 self._line(mark if self.trained and message["role"] == "assistant" else " ", message)
                 for message in answer
             ]
         if self.reference is not None:
-            said.append(self._line(" ", {"role": "reference", "content": self.reference}))  # pyright: ignore[reportArgumentType]
-        return [*said, *(f"  {name}: {', '.join(map(str, values))}" for name, values in self.columns.items())]
+            lines.append(self._line(" ", {"role": "reference", "content": self.reference}))  # pyright: ignore[reportArgumentType]
+        return [
+            *lines,
+            *(f"  {name}: {', '.join(map(str, values))}" for name, values in self.columns.items()),
+        ]
 
     def _line(self, mark: str, message: Message) -> str:
         text = " ".join(str(message["content"]).split())
@@ -78,28 +81,31 @@ class Checked:
 
     def lines(self) -> list[str]:
         """For people: at most a few lines."""
-        said = []
+        lines = []
         if self.groups:
-            read = ", ".join(f"{number:,} rows {what}" for what, number in self.layouts.items())
-            said += [
+            read = ", ".join(f"{count:,} rows {what}" for what, count in self.layouts.items())
+            lines += [
                 f"read: {read or 'by the parser of the recipe'}"
                 + ("" if self.whole else f" (the first {HEAD} of each file)"),
                 "groups: "
-                + ", ".join(f"{name} {number:,}" for name, number in self.groups.items())
+                + ", ".join(f"{name} {count:,}" for name, count in self.groups.items())
                 + " (lengths in tokens are checked in the run)",
             ]
         if self.left_out:
             worst = Counter(self.left_out).most_common()
-            more = sum(number for _, number in worst[3:])
-            said.append(
+            more = sum(count for _, count in worst[3:])
+            lines.append(
                 "left out: "
-                + "; ".join(f"{why} {number:,}" for why, number in worst[:3])
+                + "; ".join(f"{why} {count:,}" for why, count in worst[:3])
                 + (f"; for other reasons {more:,}" if more else "")
             )
         for name, examples in self.examples.items():
             for i, example in enumerate(examples, 1):
-                said += [f"{name}, {i} of {self.groups[name]:,}:", *("  " + line for line in example.lines())]
-        return [*said, *(f"warning: {one}" for one in self.warnings)]
+                lines += [
+                    f"{name}, {i} of {self.groups[name]:,}:",
+                    *("  " + line for line in example.lines()),
+                ]
+        return [*lines, *(f"warning: {warning}" for warning in self.warnings)]
 
 
 def check_records(recipe: Recipe, read: set[str], show: int = 0) -> Checked:
@@ -114,7 +120,7 @@ def check_records(recipe: Recipe, read: set[str], show: int = 0) -> Checked:
     from ratchet.components.data.verifiers import check_gold, verifiers
 
     data = recipe.data
-    paths = [local(one.source) for one in data.every_source]
+    paths = [local(source.source) for source in data.every_source]
     for most in (HEAD, None):
         try:
             parsed = read_sources(data, paths, data.seed, most)
@@ -136,8 +142,8 @@ def check_records(recipe: Recipe, read: set[str], show: int = 0) -> Checked:
             continue
         files = [
             file
-            for path, one in zip(paths, data.every_source, strict=True)
-            for _, file in published(path, one.config, one.splits)
+            for path, source in zip(paths, data.every_source, strict=True)
+            for _, file in published(path, source.config, source.splits)
         ]
         whole = (
             most is None
@@ -146,9 +152,9 @@ def check_records(recipe: Recipe, read: set[str], show: int = 0) -> Checked:
         )
         left_out = Counter(
             {
-                f"{step['step']}: {reason}": number
+                f"{step['step']}: {reason}": count
                 for step in made.steps
-                for reason, number in step["dropped"].items()
+                for reason, count in step["dropped"].items()
             }
         )
         warnings += _markup(made.splits)
@@ -182,7 +188,7 @@ MARKUP = re.compile(
 def _markup(splits: Mapping[str, Sequence[Group]]) -> list[str]:
     """A warning if texts contain special tokens: only the template of the model opens and closes turns."""
     groups = [group for part in splits.values() for group in part]
-    found = [
+    marked = [
         marks
         for group in groups
         if (
@@ -195,12 +201,12 @@ def _markup(splits: Mapping[str, Sequence[Group]]) -> list[str]:
             )
         )
     ]
-    if not found:
+    if not marked:
         return []
-    counts = Counter(mark for marks in found for mark in marks)
+    counts = Counter(mark for marks in marked for mark in marks)
     names = ", ".join(repr(name) for name, _ in counts.most_common(3))
     return [
-        f"data: {len(found):,} of {len(groups):,} groups contain special tokens of a chat template, {names}, "
+        f"data: {len(marked):,} of {len(groups):,} groups contain special tokens of a chat template, {names}, "
         "which are encoded as text and open or close no turn; where they are left over from a rendered "
         "conversation, take them out, or read the column with the parser `text`"
     ]
@@ -254,9 +260,9 @@ def _check_answers(recipe: Recipe, splits: Mapping[str, Sequence[Group]]) -> Non
 
 def _layouts(changed: Mapping[str, int]) -> dict[str, int]:
     return {
-        what.removeprefix("read "): number
-        for what, number in changed.items()
-        if number and what.startswith("read as ")
+        what.removeprefix("read "): count
+        for what, count in changed.items()
+        if count and what.startswith("read as ")
     }
 
 
@@ -269,8 +275,10 @@ def _sizes(data: Data, splits: Mapping[str, Sequence[Group]], rows: int, *, sure
         for name, groups in splits.items()
     }
     few = {name: len(groups) for name, groups in splits.items() if len(groups) < data.min_groups}
-    alike = {name: len(found) for name, found in topics.items() if 0 < len(found) < data.min_topics}
-    shares = {name: found.most_common(1)[0][1] / len(splits[name]) for name, found in topics.items() if found}
+    alike = {name: len(counts) for name, counts in topics.items() if 0 < len(counts) < data.min_topics}
+    shares = {
+        name: counts.most_common(1)[0][1] / len(splits[name]) for name, counts in topics.items() if counts
+    }
     full = {name: share for name, share in shares.items() if share > data.max_topic_share}
     for key, bad, wanted, of in (
         ("min_groups", few, f"at least {data.min_groups} groups", "add data"),
@@ -288,11 +296,11 @@ def _sizes(data: Data, splits: Mapping[str, Sequence[Group]], rows: int, *, sure
                 for name, share in bad.items()
             )
             value = f"{math.ceil(100 * max(bad.values())) / 100:g}" if bad is full else f"{min(bad.values())}"
-            says = (
+            message = (
                 f"data.{key}: expected {wanted} in every split, got {got}, of {rows} rows; {of}, name "
                 f"fewer splits in data.splits, or set data.{key}: {value}"
             )
             if bad is full and sure and max(full.values()) < 1:
-                return [says]
-            raise GateError(says)
+                return [message]
+            raise GateError(message)
     return []

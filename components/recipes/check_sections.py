@@ -99,9 +99,9 @@ def _check_step_keys(online: Online, where: str) -> None:
     if online.cadence == "step":
         return
     for key, neutral in (("value_head", False), ("roles", {}), ("fresh", ()), ("start", 1)):
-        if (given := getattr(online, key)) != neutral and given:
+        if (value := getattr(online, key)) != neutral and value:
             raise RecipeError(
-                f"{where}.{key}: got {json.dumps(sorted(given) if key == 'roles' else given)} with "
+                f"{where}.{key}: got {json.dumps(sorted(value) if key == 'roles' else value)} with "
                 "`cadence: round`; expected `cadence: step`, which trains further roles and value heads and "
                 "reads columns computed before each update"
             )
@@ -254,24 +254,24 @@ def check_piece(slot: str, spec: Spec, have: set[str], models: set[str], where: 
     return have | writes
 
 
-def _check_people(online: Online, asked: Mapping[str, Any], where: str) -> None:
+def _check_people(online: Online, annotator: Mapping[str, Any], where: str) -> None:
     """People are asked once a round, compare two answers to a prompt, and are either real or simulated."""
     if online.cadence == "step":
         raise RecipeError(
-            f"{where}: {asked['name']!r} asks people, who answer once a round; expected `cadence: round`"
+            f"{where}: {annotator['name']!r} asks people, who answer once a round; expected `cadence: round`"
         )
     if online.rollout.get("responses_per_prompt", 1) < 2:
         raise RecipeError(
-            f"{where}: {asked['name']!r} needs two answers to compare; expected responses_per_prompt of 2 or "
+            f"{where}: {annotator['name']!r} needs two answers to compare; expected responses_per_prompt of 2 or "
             "more"
         )
-    simulated, verifier = asked.get("simulated") or (), asked.get("verifier", "")
+    simulated, verifier = annotator.get("simulated") or (), annotator.get("verifier", "")
     if bool(simulated) != bool(verifier):
         raise RecipeError(
             f"{where}: got simulated {list(simulated)} with verifier {verifier!r}; simulated annotators need "
             "both their error rates and the reward piece that knows the better answer"
         )
-    if simulated and asked.get("overlap", 0) > 0 and len(simulated) < 2:
-        raise RecipeError(f"{where}: overlap {asked['overlap']} needs two simulated annotators, got one")
+    if simulated and annotator.get("overlap", 0) > 0 and len(simulated) < 2:
+        raise RecipeError(f"{where}: overlap {annotator['overlap']} needs two simulated annotators, got one")
     if verifier and not describe("annotate", verifier, where=f"{where}.verifier").writes:
         raise RecipeError(f"{where}.verifier: {verifier!r} writes no reward")

@@ -196,15 +196,15 @@ class _Rounds:
         self.kept: list[str] = []
         self.before: dict[str, str] = {}
 
-    def add_round(self, online: Online, number: int, data: str) -> None:
+    def add_round(self, online: Online, round_number: int, data: str) -> None:
         current = self.initial if online.sample_from == "initial" else self.policy
         reference = _reference(online, self.initial, current)
-        answers = self._rollout(online, number, data, current, reference)
-        marked = self._annotate(online, number, answers, current, reference)
-        chosen = self._select(online, number, marked, current, reference)
+        answers = self._rollout(online, round_number, data, current, reference)
+        marked = self._annotate(online, round_number, answers, current, reference)
+        chosen = self._select(online, round_number, marked, current, reference)
         update = self._add(
             "optimise",
-            number,
+            round_number,
             {"fit": plain(online.fit)},
             {"policy": self.policy, "groups": chosen, "annotated": marked, "previous": self.previous},
             kind="weights",
@@ -213,16 +213,16 @@ class _Rounds:
         self.previous, self.policy = self.policy, update
 
     def _add(
-        self, does: str, number: int, options: Any, inputs: Any, kind: str = "groups", **more: Any
+        self, does: str, round_number: int, options: Any, inputs: Any, kind: str = "groups", **more: Any
     ) -> str:
         return self.planner.add(
-            f"{self.prefix}{does}_{number}",
+            f"{self.prefix}{does}_{round_number}",
             does,
             kind,
-            {**options, "round": number},
+            {**options, "round": round_number},
             inputs,
             phase=self.phase,
-            round=number,
+            round=round_number,
             **more,
         )
 
@@ -230,7 +230,7 @@ class _Rounds:
         """The input with the state of a stage's pieces: the same stage of the round before."""
         return {"before": self.before[does]} if does in self.before and _memory(**slots) else {}
 
-    def _rollout(self, online: Online, number: int, data: str, current: str, reference: str) -> str:
+    def _rollout(self, online: Online, round_number: int, data: str, current: str, reference: str) -> str:
         """The stage with the answers, and with the scores of people if they give some."""
         stage, file = self.planner.source(data)
         named = self.planner.named(
@@ -243,14 +243,14 @@ class _Rounds:
             **({"answered": self.scored[-1]} if adaptive else {}),
         }
         options = pick(online, "rollout", "prompts", "prompts_per_round", "rounds")
-        answers = self._add("rollout", number, {**options, "data": file}, inputs)
+        answers = self._add("rollout", round_number, {**options, "data": file}, inputs)
         self.before["rollout"] = answers
         if (people := asks_people(online)) is None:
             return answers
         models = {"groups": answers, "policy": current}
-        return self._add("ask", number, {"people": plain(people)}, models, heavy=False)
+        return self._add("ask", round_number, {"people": plain(people)}, models, heavy=False)
 
-    def _annotate(self, online: Online, number: int, answers: str, current: str, reference: str) -> str:
+    def _annotate(self, online: Online, round_number: int, answers: str, current: str, reference: str) -> str:
         options = {
             **pick(online, "annotate", "max_failed", "watch", "health"),
             "optimised": optimised_rewards(online.annotate, online.select),
@@ -262,12 +262,12 @@ class _Rounds:
             **{f"scored_{j}": earlier for j, earlier in enumerate(self.scored, 1)},
             **self._state("annotate", annotate=online.annotate),
         }
-        marked = self._add("annotate", number, options, inputs)
+        marked = self._add("annotate", round_number, options, inputs)
         self.scored.append(marked)
         self.before["annotate"] = marked
         return marked
 
-    def _select(self, online: Online, number: int, marked: str, current: str, reference: str) -> str:
+    def _select(self, online: Online, round_number: int, marked: str, current: str, reference: str) -> str:
         own, named = {"initial": self.initial, "reference": reference}, self.planner.named
         inputs = {
             **{"groups": marked, "policy": current, "reference": reference},
@@ -276,7 +276,7 @@ class _Rounds:
             **({f"earlier_{j}": s for j, s in enumerate(self.kept, 1)} if online.keep_earlier else {}),
             **self._state("select", select=online.select, annotate=online.prepare),
         }
-        chosen = self._add("select", number, pick(online, "select", "prepare"), inputs)
+        chosen = self._add("select", round_number, pick(online, "select", "prepare"), inputs)
         self.kept = [chosen] if online.keep_earlier else [*self.kept, chosen]
         self.before["select"] = chosen
         return chosen

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -34,7 +35,34 @@ def certify(
     if wrong := next((one for one in limit if "=" not in one), None):
         raise RecipeError(f"--limit {wrong}: expected NAME=VALUE, such as min_accuracy=0.6")
     limits = {name: yaml.safe_load(value) for name, _, value in (one.partition("=") for one in limit)}
-    recipe = {
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "certify.yaml"
+        file.write_text(yaml.safe_dump(_recipe(model, data, limits)))
+        pipeline = Pipeline.open(file, home=home, profile=profile)
+        pipeline.begin()
+    for name in pipeline.stages:
+        made = pipeline.make(name)
+    certificate = made.meta["certificate"]
+    pipeline.end("finished")
+    if as_json:
+        print_json(certificate)
+        raise typer.Exit(not certificate["passed"])
+    accuracy = certificate["accuracy"]
+    verdict = "passed" if certificate["passed"] else "failed"
+    typer.echo(
+        f"{verdict}: right on {accuracy['mean']:.1%} [{accuracy['low']:.1%}, {accuracy['high']:.1%}] of "
+        f"{certificate['pairs']} held-out pairs; "
+        f"{made.path / 'certificate.json'}"
+    )
+    for reason in [*certificate["reasons"], *certificate["notes"]]:
+        typer.echo(f"  {reason}")
+    if not certificate["passed"]:
+        raise typer.Exit(1)
+
+
+def _recipe(model: str, data: str, limits: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe that only certifies `model` on the pairs in `data`."""
+    return {
         "schema": 1,
         "about": f"The certificate of {model}.",
         "models": {
@@ -49,29 +77,6 @@ def certify(
             "max_topic_share": 1.0,
         },
     }
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "certify.yaml"
-        file.write_text(yaml.safe_dump(recipe))
-        pipeline = Pipeline.open(file, home=home, profile=profile)
-        pipeline.begin()
-    for name in pipeline.stages:
-        made = pipeline.make(name)
-    certificate = made.meta["certificate"]
-    pipeline.end("finished")
-    if as_json:
-        print_json(certificate)
-        raise typer.Exit(not certificate["passed"])
-    found = certificate["accuracy"]
-    verdict = "passed" if certificate["passed"] else "failed"
-    typer.echo(
-        f"{verdict}: right on {found['mean']:.1%} [{found['low']:.1%}, {found['high']:.1%}] of "
-        f"{certificate['pairs']} held-out pairs; "
-        f"{made.path / 'certificate.json'}"
-    )
-    for reason in [*certificate["reasons"], *certificate["notes"]]:
-        typer.echo(f"  {reason}")
-    if not certificate["passed"]:
-        raise typer.Exit(1)
 
 
 def address(text: str) -> str:

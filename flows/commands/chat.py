@@ -261,12 +261,36 @@ def titled(models: Sequence[str], home: Path) -> dict[str, Path]:
     from ratchet.tasks.registry.weights import weights_of
 
     opened = [(name, weights_of(name, home)) for name in dict.fromkeys(models)]
-    titles = [title for _, found in opened for title in found]
+    titles = [title for _, paths in opened for title in paths]
     return {
-        title if titles.count(title) == 1 else f"{name} {title}" if len(found) > 1 else name: path
-        for name, found in opened
-        for title, path in found.items()
+        title if titles.count(title) == 1 else f"{name} {title}" if len(paths) > 1 else name: path
+        for name, paths in opened
+        for title, path in paths.items()
     }
+
+
+def _answer_once(session: Chat, question: str, paths: Mapping[str, Path] | None) -> None:
+    """Answer one question with every model. `paths`: directory of each model, to print the answers as JSON.
+    Exit code 1 if a model failed.
+    """
+    answers = session.ask(question)
+    if paths is not None:
+        rows = [
+            {
+                "model": title,
+                "path": str(paths[title]),
+                "text": answer.text,
+                "tokens": len(answer.tokens),
+                "stop": answer.stop,
+                **({"error": answer.error} if answer.error else {}),
+            }
+            for title, answer in answers.items()
+        ]
+        typer.echo(
+            json.dumps({"prompt": question, "seed": session.seed, "answers": rows}, ensure_ascii=False)
+        )
+    if any(answer.error for answer in answers.values()):
+        raise typer.Exit(1)
 
 
 def chat(
@@ -318,31 +342,7 @@ def chat(
         secrets.randbits(31) if once and seed is None else seed,
     )
     if once is not None:
-        answers = session.ask(once)
-        if as_json:
-            typer.echo(
-                json.dumps(
-                    {
-                        "prompt": once,
-                        "seed": session.seed,
-                        "answers": [
-                            {
-                                "model": title,
-                                "path": str(paths[title]),
-                                "text": answer.text,
-                                "tokens": len(answer.tokens),
-                                "stop": answer.stop,
-                                **({"error": answer.error} if answer.error else {}),
-                            }
-                            for title, answer in answers.items()
-                        ],
-                    },
-                    ensure_ascii=False,
-                )
-            )
-        if any(answer.error for answer in answers.values()):
-            raise typer.Exit(1)
-        return
+        return _answer_once(session, once, paths if as_json else None)
     console.print(session.banner(paths))
     console.print(Text("/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends", style="dim"))
     with contextlib.suppress(ImportError):

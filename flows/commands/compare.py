@@ -54,20 +54,20 @@ def _runs(first: str, other: str, home: Path, as_json: bool) -> None:
     from ratchet.tasks.tracking.outcome import find_run
 
     paths = find_run(first, home), find_run(other, home)
-    found = differences(*paths)
+    compared = differences(*paths)
     if as_json:
-        return print_json(asdict(found))
+        return print_json(asdict(compared))
     console = open_console(highlight=False)
     names = [path.resolve().name for path in paths]
-    for title, rows in (("recipe", found.recipe), ("code", found.code), ("package", found.packages)):
+    for title, rows in (("recipe", compared.recipe), ("code", compared.code), ("package", compared.packages)):
         if rows:
             console.print(_table([title, *names], rows))
             console.print()
         else:
             console.print(f"{title}: no difference")
-    console.print(_table(["stage", "", "because of"], found.stages))
+    console.print(_table(["stage", "", "because of"], compared.stages))
     console.print()
-    if found.scores:
+    if compared.scores:
         console.print(
             _table(
                 ["score", *names, "other − first, 95 % interval over prompts"],
@@ -81,13 +81,13 @@ def _runs(first: str, other: str, home: Path, as_json: bool) -> None:
                         else f"{gap['mean']:+.4g} [{gap['low']:+.4g}, {gap['high']:+.4g}], {gap['n']} "
                         "prompts",
                     )
-                    for score, a, b, gap in found.scores
+                    for score, a, b, gap in compared.scores
                 ],
             )
         )
         console.print()
-    if found.metrics:
-        console.print(_table(["metric", *names], found.metrics))
+    if compared.metrics:
+        console.print(_table(["metric", *names], compared.metrics))
 
 
 def _recipes(
@@ -114,7 +114,7 @@ def _recipes(
 
     console = open_console(stderr=as_json)
     with servers(), Display(console) as display:
-        found = run_all(
+        comparison = run_all(
             names,
             seeds=seeds,
             home=home,
@@ -124,10 +124,10 @@ def _recipes(
             display=display,
         )
     if as_json:
-        return print_json(found)
+        return print_json(comparison)
     console.print(
         _table(
-            [found["metric"], "mean", "95 % interval", "by seed"],
+            [comparison["metric"], "mean", "95 % interval", "by seed"],
             [
                 (
                     name,
@@ -135,13 +135,13 @@ def _recipes(
                     f"[{row['low']:.3f}, {row['high']:.3f}]",
                     " ".join(f"{v:.3f}" for v in row.get("by_seed", [])),
                 )
-                for name, row in {**found["arms"], **found["differences"]}.items()
+                for name, row in {**comparison["arms"], **comparison["differences"]}.items()
             ],
         )
     )
-    for name, sayings in found["claims"].items():
-        for says in sayings:
-            console.print(f"{name} claims {says}", highlight=False, markup=False, soft_wrap=True)
+    for name, verdicts in comparison["claims"].items():
+        for verdict in verdicts:
+            console.print(f"{name} claims {verdict}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _table(columns: list[str], rows: Any) -> Any:

@@ -43,8 +43,8 @@ def deploy(
         )
     try:
         with get_client(sync_client=True) as client:
-            found = changes(plan, templates, client, Path.cwd())
-            shown = [_apply(change, dry_run=dry_run, prune=prune, quiet=as_json) for change in found]
+            planned = changes(plan, templates, client, Path.cwd())
+            shown = [_apply(change, dry_run=dry_run, prune=prune, quiet=as_json) for change in planned]
     except RatchetError:
         raise
     except PrefectHTTPStatusError as error:
@@ -56,11 +56,11 @@ def deploy(
         raise ServiceError(f"the Prefect server at {address} does not answer: {error}") from error
     if as_json:
         return print_json({"server": address, "carried_out": not dry_run, "changes": shown})
-    todo = sum(change.carry_out is not None and (prune or change.what != "remove") for change in found)
+    todo = sum(change.carry_out is not None and (prune or change.what != "remove") for change in planned)
     typer.echo(
-        f"{todo} of {len(found)} would change."
+        f"{todo} of {len(planned)} would change."
         if dry_run
-        else f"{todo} of {len(found)} changed."
+        else f"{todo} of {len(planned)} changed."
         if todo
         else "Nothing to change."
     )

@@ -38,16 +38,16 @@ def gc(
             "--best needs --metric, the metric that ranks the versions, such as final.reward.instructions"
         )
     policy = Policy(keep_days, keep_last, best, metric or "", lower_is_better)
-    found = (sweep if yes else survey)(home, policy)
+    collected = (sweep if yes else survey)(home, policy)
     if as_json:
         return print_json(
             {
                 "removed": yes,
-                "freed": found.freed,
-                "directories": [vars(entry) for entry in found.go],
+                "freed": collected.freed,
+                "directories": [vars(entry) for entry in collected.go],
                 "stays": {
-                    reason: {"products": count, "bytes": found.stay_bytes[reason]}
-                    for reason, count in found.stay.items()
+                    reason: {"products": count, "bytes": collected.stay_bytes[reason]}
+                    for reason, count in collected.stay.items()
                 },
             }
         )
@@ -55,18 +55,18 @@ def gc(
         open_console(highlight=False),
         table_of("removed" if yes else "would go", "what", "made", "frees", right=["frees"], no_wrap=True),
     )
-    for entry in sorted(found.go, key=lambda e: -e.size):
+    for entry in sorted(collected.go, key=lambda e: -e.size):
         table.add_row(
             str(entry.path.relative_to(home.resolve())),
             entry.what,
             entry.made[:16].replace("T", " "),
             decimal(entry.size),
         )
-    if found.go:
+    if collected.go:
         console.print(table)
-    for reason, count in found.stay.most_common():
-        console.print(f"stays: {count} products, {decimal(found.stay_bytes[reason])}, {reason}")
+    for reason, count in collected.stay.most_common():
+        console.print(f"stays: {count} products, {decimal(collected.stay_bytes[reason])}, {reason}")
     console.print(
-        f"{'Freed' if yes else 'Would free'} {decimal(found.freed)} in {len(found.go)} directories."
-        + ("" if yes or not found.go else " Add --yes to remove them.")
+        f"{'Freed' if yes else 'Would free'} {decimal(collected.freed)} in {len(collected.go)} directories."
+        + ("" if yes or not collected.go else " Add --yes to remove them.")
     )

@@ -115,8 +115,8 @@ def init(
         raise RecipeError(f"--out {out}: expected a name that ends in .yaml")
     if out.exists() and not force:
         raise RecipeError(f"{out} exists already; choose another --out, or overwrite it with --force")
-    found = parse(file)
-    text, kind = recipe(found.kept, len(found.dropped), file, out, model)
+    parsed = parse(file)
+    text, kind = recipe(parsed.kept, len(parsed.dropped), file, out, model)
     trial = out.with_name(
         f"{out.stem}.{os.getpid()}.yaml"
     )  # in the same directory, since paths are relative to the file
@@ -127,11 +127,11 @@ def init(
     finally:
         trial.unlink(missing_ok=True)
     typer.echo(
-        f"{out}: {len(found.kept):,} {kind.what} in the layout `{layout_of(file)}`"
-        + (f", {len(found.dropped)} rows left out" if found.dropped else "")
+        f"{out}: {len(parsed.kept):,} {kind.what} in the layout `{layout_of(file)}`"
+        + (f", {len(parsed.dropped)} rows left out" if parsed.dropped else "")
         + f"; a recipe over `{kind.base}`, checked"
     )
-    for dropped in found.dropped[:1]:
+    for dropped in parsed.dropped[:1]:
         typer.echo(f"  the first row that is left out: {dropped.reason}")
     typer.echo(f"ratchet plan {out} --estimate   # what it would take\nratchet run {out}")
 
@@ -144,28 +144,10 @@ def recipe(
 
     kind = _kind(records, names())
     base, _ = load(kind.base)
-    lengths = sorted(sum(len(m["content"]) for m in one.messages) for one in records)
-    longest = lengths[int(0.95 * (len(lengths) - 1))] / CHARACTERS + TEMPLATE
-    tokens = min(LONGEST, max(128, -(-int(longest) // 64) * 64))
-    learned = max(1, round(len(records) * float(kind.splits.get(kind.main) or 0.5)))
-    epochs = min(8, max(1, round(1600 / learned)))  # about a hundred steps of 16 for small data
-    liked = sum(one.label is True for one in records)
-    disliked = sum(one.label is False for one in records)
-    more = max(liked, 1) / max(disliked, 1)
-    section = kind.section.format(
-        tokens=tokens,
-        epochs=epochs,
-        steps=max(1, learned * epochs // 16),
-        liked=liked,
-        disliked=disliked,
-        desirable=round(max(1.0, 1 / more), 2),
-        undesirable=round(max(1.0, more), 2),
-    )
-    source = os.path.relpath(file.resolve(), out.resolve().parent)
-    splits = ", ".join(f"{name}: {'null' if share is None else share}" for name, share in kind.splits.items())
+    tokens, section = _training(records, kind)
     policy = load("instruct")[0].models["policy"]
     about = f"{base.about.partition(' on ')[0].rstrip('.')}, on {file.name}."
-    named = (
+    policy_lines = (
         [
             f"source: {_quoted(model)}",
             "sha256: null",
@@ -174,6 +156,7 @@ def recipe(
         if model
         else [f'source: "{policy.source}"', f"sha256: {policy.sha256}", f"format: {policy.format}"]
     )
+    source = os.path.relpath(file.resolve(), out.resolve().parent)
     lines = [
         f"# Made by `ratchet init`: {len(records):,} {kind.what}"
         + (f" ({dropped} rows of the file cannot be read)" if dropped else "")
@@ -185,39 +168,13 @@ def recipe(
         f"about: {json.dumps(about)}",
         "models:",
         "  policy:                    # hub:org/name, path:/models/mine, registry:name@champion, ...",
-        *(f"    {line}" for line in named),
+        *(f"    {line}" for line in policy_lines),
         "data:",
         f"  source: {_quoted(f'path:{source}')}   # relative to this file",
         "  sha256: null               # the data of the day; a hash pins it",
         "  parser: auto               # or the name of a layout; `columns` gives yours other names: "
         "docs/data.md",
-        *(
-            [f"  splits: {{{splits}}}   # shares of the rows; published train and test files stay apart"]
-            if splits
-            else []
-        ),
-        *(
-            [
-                f"  {kind.main}: {{max_tokens: {tokens}}}",
-                "  min_topics: 1              # topics decide the splits, where the data has any",
-                "  max_topic_share: 1.0",
-                *(
-                    ["  min_groups: 1              # few rows: a split may be a single one"]
-                    if len(records) < FEW
-                    else []
-                ),
-            ]
-            if splits
-            else [
-                "  transforms: [{name: normalise}, {name: scrub}, {name: duplicates}]   # each row is a "
-                "prompt; the base extracts questions from conversations",
-                *(
-                    ["  min_groups: 1              # few rows for its splits"]
-                    if len(records) < FEW_PROMPTS
-                    else []
-                ),
-            ]
-        ),
+        *_data_lines(kind, len(records), tokens),
         section.rstrip(),
         "evaluate:",
         "  prompts: 64                # held-out prompts; more make the intervals narrower",
@@ -228,6 +185,48 @@ def recipe(
         "    final.repetitive: {below: 0.1}    # share of answers that repeat themselves",
     ]
     return "\n".join(lines) + "\n", kind
+
+
+def _data_lines(kind: Kind, rows: int, tokens: int) -> list[str]:
+    """YAML lines of the section `data` that depend on the kind and number of rows."""
+    if not kind.splits:
+        return [
+            "  transforms: [{name: normalise}, {name: scrub}, {name: duplicates}]   # each row is a "
+            "prompt; the base extracts questions from conversations",
+            *(["  min_groups: 1              # few rows for its splits"] if rows < FEW_PROMPTS else []),
+        ]
+    splits = ", ".join(f"{name}: {'null' if share is None else share}" for name, share in kind.splits.items())
+    return [
+        f"  splits: {{{splits}}}   # shares of the rows; published train and test files stay apart",
+        f"  {kind.main}: {{max_tokens: {tokens}}}",
+        "  min_topics: 1              # topics decide the splits, where the data has any",
+        "  max_topic_share: 1.0",
+        *(["  min_groups: 1              # few rows: a split may be a single one"] if rows < FEW else []),
+    ]
+
+
+def _training(records: Sequence[Any], kind: Kind) -> tuple[int, str]:
+    """The proposed `max_tokens` and the YAML section of the training stage: 95 % of the records fit, and small
+    data is passed over often enough for about a hundred steps.
+    """
+    lengths = sorted(sum(len(m["content"]) for m in record.messages) for record in records)
+    longest = lengths[int(0.95 * (len(lengths) - 1))] / CHARACTERS + TEMPLATE
+    tokens = min(LONGEST, max(128, -(-int(longest) // 64) * 64))
+    learned = max(1, round(len(records) * float(kind.splits.get(kind.main) or 0.5)))
+    epochs = min(8, max(1, round(1600 / learned)))  # about a hundred steps of 16 for small data
+    liked = sum(record.label is True for record in records)
+    disliked = sum(record.label is False for record in records)
+    more = max(liked, 1) / max(disliked, 1)
+    section = kind.section.format(
+        tokens=tokens,
+        epochs=epochs,
+        steps=max(1, learned * epochs // 16),
+        liked=liked,
+        disliked=disliked,
+        desirable=round(max(1.0, 1 / more), 2),
+        undesirable=round(max(1.0, more), 2),
+    )
+    return tokens, section
 
 
 def _prompt(record: Any) -> tuple[str, ...]:
@@ -244,16 +243,17 @@ def _kind(records: Sequence[Any], known: Sequence[str]) -> Kind:
     one prompt with different ratings are pairs.
     """
     ratings: dict[Any, set[float | None]] = {}
-    for one in records:
-        ratings.setdefault(_prompt(one), set()).add(one.rating)
+    for record in records:
+        ratings.setdefault(_prompt(record), set()).add(record.rating)
     has = {
         "preference": [
-            one.rejected or (one.opening and one.rating is not None and len(ratings[_prompt(one)]) > 1)
-            for one in records
+            record.rejected
+            or (record.opening and record.rating is not None and len(ratings[_prompt(record)]) > 1)
+            for record in records
         ],
-        "label": [one.label is not None for one in records],
-        "answer": [one.answer for one in records],
-        "reply": [one.messages and one.messages[-1]["role"] == "assistant" for one in records],
+        "label": [record.label is not None for record in records],
+        "answer": [record.answer for record in records],
+        "reply": [record.messages and record.messages[-1]["role"] == "assistant" for record in records],
     }
     name = next(
         (

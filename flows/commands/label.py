@@ -211,7 +211,7 @@ def _export(folder: Path, file: Path) -> None:
     from ratchet.components.labels.labels import read_items, read_labels
 
     counts = export(read_items(folder), read_labels(folder), file)
-    typer.echo(f"{file}: " + ", ".join(f"{number} {name}" for name, number in sorted(counts.items())))
+    typer.echo(f"{file}: " + ", ".join(f"{count} {name}" for name, count in sorted(counts.items())))
     typer.echo(f"a recipe reads it with `data: {{source: 'path:{file}'}}`")
 
 
@@ -228,10 +228,10 @@ def _forget(folder: Path, name: str, home: Path) -> None:
         typer.echo(
             f"{folder}: {deleted} labels of {name} deleted; files that were exported before still have them"
         )
-    found = readers(home, name)
-    for one in found:
+    reading_runs = readers(home, name)
+    for reading in reading_runs:
         typer.echo(
-            f"read by    run {one.run}: {one.labels} labels; models {', '.join(one.models) or 'none yet'}"
+            f"read by    run {reading.run}: {reading.labels} labels; models {', '.join(reading.models) or 'none yet'}"
         )
-    if not found:
+    if not reading_runs:
         typer.echo(f"no run under {home / 'runs'} read them")

@@ -124,8 +124,8 @@ def tree(made: Mapping[str, Any]) -> Any:
         if name in seen:
             return into.add(f"{label} [dim]shown above[/dim]")
         seen.add(name)
-        found = escape(headline(stage["meta"]) or stage["meta"].get("source", ""))
-        node = (into.add if into else Tree)(f"{label}  {found}".rstrip())
+        summary = escape(headline(stage["meta"]) or stage["meta"].get("source", ""))
+        node = (into.add if into else Tree)(f"{label}  {summary}".rstrip())
         by_parent: dict[str, list[str]] = {}
         for as_role, parent in stage["inputs"].items():
             by_parent.setdefault(parent, []).append(as_role)

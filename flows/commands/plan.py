@@ -103,11 +103,11 @@ def quantities(recipe: Any, profile: Any) -> dict[str, Any]:
     from ratchet.components.recipes.phases import sections
     from ratchet.components.recipes.schema import Learn, Online, Reward
 
-    found: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
 
     def row(name: str, value: Any) -> None:
         if value is not None:
-            found[name] = value
+            rows[name] = value
 
     def fit(section: Any, what: str, rest: str, epochs: str) -> str:
         """The rows of a fit; what its batch counts: pairs where an objective reads them, `rest` otherwise."""
@@ -155,4 +155,4 @@ def quantities(recipe: Any, profile: Any) -> dict[str, Any]:
         row("max tokens per held-out response", recipe.evaluate.max_tokens)
     row("training ranks", profile.ranks)
     row("tokens per forward pass and rank", profile.tokens_per_microbatch)
-    return found
+    return rows

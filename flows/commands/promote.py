@@ -30,18 +30,18 @@ def promote(
     """Set the alias champion (or candidate) after comparing both on the same held-out prompts."""
     from ratchet.tasks.registry.promotion import promote_by_hand
 
-    number, found, overruled = promote_by_hand(
+    promoted, comparison, overruled = promote_by_hand(
         model, version, reason, alias=to, force=force, score=score, home=home
     )
-    if found is not None:
-        typer.echo(str(found))
+    if comparison is not None:
+        typer.echo(str(comparison))
     for objection in overruled:
         typer.echo(f"overruled: {objection}")
-    if number != version:
+    if promoted != version:
         typer.echo(
-            f"version {version} was registered without its bytes: version {number} is the same with them"
+            f"version {version} was registered without its bytes: version {promoted} is the same with them"
         )
-    typer.echo(f"{model}@{to} is version {number}: {reason}")
+    typer.echo(f"{model}@{to} is version {promoted}: {reason}")
 
 
 def rollback(

@@ -24,7 +24,7 @@ def list_recipes(as_json: Json = False) -> None:
     stored = read()
     stale = freshness(stored, [name for name in recipes if name in stored and recipes[name].claim]).stale
 
-    def said(name: str) -> str:
+    def verdict(name: str) -> str:
         return in_words(stored.get(name), name in stale) or ("not measured" if recipes[name].claim else "")
 
     if as_json:
@@ -32,19 +32,19 @@ def list_recipes(as_json: Json = False) -> None:
             [
                 {
                     "recipe": name,
-                    "family": family(one),
-                    "paper": one.paper,
-                    "about": one.about,
-                    "verdict": said(name),
+                    "family": family(loaded),
+                    "paper": loaded.paper,
+                    "about": loaded.about,
+                    "verdict": verdict(name),
                 }
-                for name, one in recipes.items()
+                for name, loaded in recipes.items()
             ]
         )
     table = table_of("recipe", "paper", "claim", "about")
-    for one, members in families(recipes).items():
-        table.add_row(f"[bold]{one}[/]", end_section=False)
+    for title, members in families(recipes).items():
+        table.add_row(f"[bold]{title}[/]", end_section=False)
         for name in members:
-            table.add_row(f"  {name}", recipes[name].paper, said(name), recipes[name].about)
+            table.add_row(f"  {name}", recipes[name].paper, verdict(name), recipes[name].about)
     open_console().print(table)
 
 
@@ -96,16 +96,16 @@ def check_recipes(
     from ratchet.components.recipes.recipe import load, names, plain
     from ratchet.tasks.registry.registry_sources import resolved
 
-    found: dict[str, Checked] = {}
+    reports: dict[str, Checked] = {}
     for name in [recipe] if recipe else names():
         loaded, chosen = load(name, overrides=set, profile=profile, limit=limit)
-        found[name] = check_files(loaded, show) if recipe else Checked()
+        reports[name] = check_files(loaded, show) if recipe else Checked()
         if recipe:
             resolved(loaded, chosen, home)
         if not as_json:
-            typer.echo("\n  ".join([f"{name}: ok", *found[name].lines()]))
+            typer.echo("\n  ".join([f"{name}: ok", *reports[name].lines()]))
     if as_json:
-        print_json({name: {"check": "ok", **plain(checked)} for name, checked in found.items()})
+        print_json({name: {"check": "ok", **plain(checked)} for name, checked in reports.items()})
 
 
 def _default_splits(recipe: Any) -> dict[str, float]:

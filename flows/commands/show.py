@@ -23,16 +23,16 @@ def show(
     from ratchet.tasks.tracking.outcome import find_run, outcome, result
 
     folder = find_run(run, home)
-    found = outcome(folder)
+    summary = outcome(folder)
     if as_json:
-        return print_json(found)
+        return print_json(summary)
     console = open_console()
     console.print(
-        f"[bold]{found['run']}[/bold]  recipe {found['recipe']}  {found['state']}  "
-        f"{_when(found['started'])}  code {found['revision'][:12]}"
+        f"[bold]{summary['run']}[/bold]  recipe {summary['recipe']}  {summary['state']}  "
+        f"{_when(summary['started'])}  code {summary['revision'][:12]}"
     )
     table = table_of("stage", "key", "seconds", "result")
-    for stage in found["stages"]:
+    for stage in summary["stages"]:
         table.add_row(
             stage["name"],
             stage["key"][:12],
@@ -43,7 +43,7 @@ def show(
             ),
         )
     console.print(table)
-    print_outcome(console, found, _currency(folder / "recipe.yaml"))
+    print_outcome(console, summary, _currency(folder / "recipe.yaml"))
 
 
 def runs(home: Home = OUT, as_json: Json = False) -> None:
@@ -51,13 +51,13 @@ def runs(home: Home = OUT, as_json: Json = False) -> None:
     from ratchet.flows.display import open_console, table_of
     from ratchet.tasks.tracking.outcome import outcome, run_files, verdict_of
 
-    found = [outcome(file.parent) for file in reversed(run_files(home))]
+    summaries = [outcome(file.parent) for file in reversed(run_files(home))]
     if as_json:
         return print_json(
             [
                 {
                     **{
-                        key: one[key]
+                        key: summary[key]
                         for key in (
                             "run",
                             "recipe",
@@ -69,20 +69,26 @@ def runs(home: Home = OUT, as_json: Json = False) -> None:
                             "path",
                         )
                     },
-                    "verdict": verdict_of(one),
+                    "verdict": verdict_of(summary),
                 }
-                for one in found
+                for summary in summaries
             ]
         )
-    if not found:
+    if not summaries:
         return typer.echo(f"there is no run under {home / 'runs'} yet; `ratchet run instruct` makes one")
     table = table_of("run", "recipe", "state", "started", "verdict")
-    for one in found:
-        table.add_row(one["run"], one["recipe"], one["state"], _when(one["started"]), verdict_of(one))
+    for summary in summaries:
+        table.add_row(
+            summary["run"],
+            summary["recipe"],
+            summary["state"],
+            _when(summary["started"]),
+            verdict_of(summary),
+        )
     open_console().print(table)
 
 
-def print_outcome(console: Any, found: Mapping[str, Any], currency: str = "") -> None:
+def print_outcome(console: Any, summary: Mapping[str, Any], currency: str = "") -> None:
     """Print error, gates, versions, champion, cost, drift and paths, one line each."""
     from ratchet.tasks.tracking.outcome import lines_of
     from ratchet.tasks.tracking.spending import describe_spending
@@ -93,11 +99,11 @@ def print_outcome(console: Any, found: Mapping[str, Any], currency: str = "") ->
             f"{kind} against {drift['against']}: "
             + ("; ".join(drift["moved"]) or f"none in {len(drift['compared'])} comparisons"),
         )
-        for kind, drift in found["drift"].items()
+        for kind, drift in summary["drift"].items()
     ]
-    spent = [("spent", describe_spending(found["spent"], currency))] if found["spent"] else []
-    report = [("report", found["report"])] if found["report"] else []
-    for word, text in [*lines_of(found), *spent, *drift, *report]:
+    spent = [("spent", describe_spending(summary["spent"], currency))] if summary["spent"] else []
+    report = [("report", summary["report"])] if summary["report"] else []
+    for word, text in [*lines_of(summary), *spent, *drift, *report]:
         console.print(f"{word:<10} {text}", highlight=False, soft_wrap=True, markup=False)
 
 
