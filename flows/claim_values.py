@@ -37,8 +37,8 @@ def values(claim: Claim, own: Sequence[Pipeline], baseline: Sequence[Pipeline] |
     for mine, theirs in zip(results, baseline_results, strict=True):
         if _held_out(mine) != _held_out(theirs):
             raise DataError(
-                f"{mine['recipe']} and {theirs['recipe']} were evaluated on different prompts, which cannot be "
-                "paired; give both the same `data` and `evaluate`, or set claim.per to seed"
+                f"{mine['recipe']} and {theirs['recipe']} were evaluated on different prompts, which "
+                "cannot be paired; give both the same `data` and `evaluate`, or set claim.per to seed"
             )
     theirs = np.array([_per_prompt(seed, claim.metric) for seed in baseline_results])
     return _means(rows), _means(theirs), rows - theirs

@@ -144,8 +144,8 @@ class Display:
 
     def table(self) -> Table:
         table = table_of("stage", "", "seconds", "result", right=["seconds"])
-        for name, state, seconds, result in self.rows:
-            table.add_row(name, state, f"{seconds:.0f}" if seconds else "", escape(result))
+        for name, state, seconds, outcome in self.rows:
+            table.add_row(name, state, f"{seconds:.0f}" if seconds else "", escape(outcome))
         return table
 
 

@@ -23,6 +23,7 @@ from ratchet.components.recipes.sections import (
     SINGLE,
     SPLIT_COLUMN,
     SPLITS,
+    DataSource,
     is_split,
     kind_of,
 )
@@ -98,7 +99,7 @@ def _check_models(recipe: Recipe) -> None:
                     check_model(recipe, config, f"models.{name}.{key}")
 
 
-def _published_splits(source: Source) -> set[str] | None:
+def _published_splits(source: DataSource) -> set[str] | None:
     """Published splits of a source; None if only the rows, or a download, show them."""
     from ratchet.components.data.generate import check_name, splits_of
     from ratchet.components.data.published import published

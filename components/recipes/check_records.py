@@ -206,9 +206,9 @@ def _markup(splits: Mapping[str, Sequence[Group]]) -> list[str]:
     counts = Counter(mark for marks in marked for mark in marks)
     names = ", ".join(repr(name) for name, _ in counts.most_common(3))
     return [
-        f"data: {len(marked):,} of {len(groups):,} groups contain special tokens of a chat template, {names}, "
-        "which are encoded as text and open or close no turn; where they are left over from a rendered "
-        "conversation, take them out, or read the column with the parser `text`"
+        f"data: {len(marked):,} of {len(groups):,} groups contain special tokens of a chat template, "
+        f"{names}, which are encoded as text and open or close no turn; where they are left over from a "
+        "rendered conversation, take them out, or read the column with the parser `text`"
     ]
 
 

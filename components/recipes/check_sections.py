@@ -262,8 +262,8 @@ def _check_people(online: Online, annotator: Mapping[str, Any], where: str) -> N
         )
     if online.rollout.get("responses_per_prompt", 1) < 2:
         raise RecipeError(
-            f"{where}: {annotator['name']!r} needs two answers to compare; expected responses_per_prompt of 2 or "
-            "more"
+            f"{where}: {annotator['name']!r} needs two answers to compare; expected "
+            "responses_per_prompt of 2 or more"
         )
     simulated, verifier = annotator.get("simulated") or (), annotator.get("verifier", "")
     if bool(simulated) != bool(verifier):

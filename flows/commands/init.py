@@ -206,8 +206,8 @@ def _data_lines(kind: Kind, rows: int, tokens: int) -> list[str]:
 
 
 def _training(records: Sequence[Any], kind: Kind) -> tuple[int, str]:
-    """The proposed `max_tokens` and the YAML section of the training stage: 95 % of the records fit, and small
-    data is passed over often enough for about a hundred steps.
+    """`max_tokens` of which 95 % of the records are shorter, and the YAML section of the training stage with
+    enough epochs for about a hundred steps.
     """
     lengths = sorted(sum(len(m["content"]) for m in record.messages) for record in records)
     longest = lengths[int(0.95 * (len(lengths) - 1))] / CHARACTERS + TEMPLATE

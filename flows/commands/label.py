@@ -231,7 +231,8 @@ def _forget(folder: Path, name: str, home: Path) -> None:
     reading_runs = readers(home, name)
     for reading in reading_runs:
         typer.echo(
-            f"read by    run {reading.run}: {reading.labels} labels; models {', '.join(reading.models) or 'none yet'}"
+            f"read by    run {reading.run}: {reading.labels} labels; "
+            f"models {', '.join(reading.models) or 'none yet'}"
         )
     if not reading_runs:
         typer.echo(f"no run under {home / 'runs'} read them")

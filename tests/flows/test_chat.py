@@ -61,7 +61,7 @@ def test_once_as_json(tiny_model: Path) -> None:
     assert reply["prompt"] == "What is 3 + 4?" and reply["seed"] == 1
     [answer] = reply["answers"]
     assert answer["model"] == tiny_model.name and answer["stop"] == "end" and answer["text"].isdigit()
-    with pytest.raises(RecipeError, match="add --once"):
+    with pytest.raises(RecipeError, match="--once"):
         ratchet(str(tiny_model), "--json")
 
 

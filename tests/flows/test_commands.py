@@ -181,7 +181,7 @@ def test_compare_rejects_invalid_arguments_before_running(
     )
     with pytest.raises(RecipeError, match="reward_model"):
         ratchet("compare", "sft", "reward_model", "--home", str(tmp_path))
-    with pytest.raises(RecipeError, match=r"--metric: dpo measures no 'win_rate'"):
+    with pytest.raises(RecipeError, match=r"--metric: dpo .*'win_rate'"):
         ratchet("compare", "dpo", "kto", "--metric", "win_rate", "--home", str(tmp_path))
     (tmp_path / "results.json").write_text(json.dumps({"per_prompt": {"final.gold": [0.5, 0.25]}}))
     pipeline = SimpleNamespace(artifact=lambda _: SimpleNamespace(path=tmp_path))

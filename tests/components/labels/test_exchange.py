@@ -199,16 +199,16 @@ def test_a_foreign_layout_is_a_clear_error(content, layout, said: str, tmp_path:
 
 
 def test_foreign_rows_are_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="row 1: not a row of labels: no 'item', 'answers'"):
+    with pytest.raises(DataError, match=r"row 1: .*'item', 'answers'"):
         import_labels(written(tmp_path, '{"prompt": "x", "annotator": 1}\n', "x.jsonl"))
-    with pytest.raises(DataError, match="line 2: not valid JSON"):
+    with pytest.raises(DataError, match="line 2: "):
         import_labels(written(tmp_path, '{}\n{"a"\n', "x.jsonl"))
-    with pytest.raises(DataError, match="not a Parquet file"):
+    with pytest.raises(DataError, match=r"x\.parquet"):
         import_labels(written(tmp_path, "nothing", "x.parquet"))
     pd.DataFrame({"a": [1]}).to_parquet(tmp_path / "y.parquet")
-    with pytest.raises(DataError, match="there are 'a'"):
+    with pytest.raises(DataError, match="'a'"):
         import_labels(tmp_path / "y.parquet")
-    with pytest.raises(SourceError, match="no file"):
+    with pytest.raises(SourceError, match=r"absent\.jsonl"):
         import_labels(tmp_path / "absent.jsonl")
     with pytest.raises(DataError, match="which layout"):
         export_labels(tmp_path / "x.json", ITEMS, LABELS)
@@ -219,5 +219,5 @@ def test_foreign_rows_are_a_clear_error(tmp_path: Path) -> None:
 def test_rows_that_disagree_on_an_item_are_refused(tmp_path: Path) -> None:
     path = export_labels(tmp_path / "x.jsonl", ITEMS, LABELS)
     path.write_text(path.read_text().replace("gut", "other", 1))
-    with pytest.raises(DataError, match="row 2: item i1 differs"):
+    with pytest.raises(DataError, match="row 2: item i1"):
         import_labels(path)

