@@ -190,7 +190,7 @@ def page(title: str, recipes: Mapping[str, Recipe], stored: Mapping[str, Verdict
             "\n".join(
                 [
                     f"* Paper: {link(recipe.paper)}",
-                    f"* Base: `{recipe.base}`" + (f"; changed keys: {changed_keys}" if changed_keys else ""),
+                    f"* Base: `{recipe.base}`" + (f"; its own keys: {changed_keys}" if changed_keys else ""),
                     f"* Pieces: {', '.join(pieces(recipe))}",
                     *(f"* `{piece}`: {text}" for piece, text in equations(recipe).items()),
                     f"* Claim: {result(recipe, stored)}",
