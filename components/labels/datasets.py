@@ -50,7 +50,7 @@ def items_of(
 
 
 def repeated(items: Sequence[Item], share: float, seed: int = 0) -> list[Item]:
-    """Repetitions of a share of the items, rounded, to measure how often an annotator agrees with himself."""
+    """Repetitions of a share of the items, rounded, to measure whether annotators agree with themselves."""
     chosen = random.Random(f"repeat/{seed}").sample(list(items), round(share * len(items)))
     return [
         Item(

@@ -100,7 +100,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Retraction:
-    """The annotator takes back his label of an item; stored as `{"retracts": item, ...}`."""
+    """The retraction of an annotator's label of an item, stored as `{"retracts": item, ...}`."""
 
     retracts: str
     annotator: str

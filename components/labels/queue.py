@@ -97,7 +97,7 @@ class Queue:
         for name in (ITEMS, LABELS, LEASES):
             repair(self.folder / name)
         self._size = -1
-        self._use(read_items(self.folder))
+        self._set_items(read_items(self.folder))
         self._labels: dict[tuple[str, str], Label] = {}
         self._judges: dict[str, set[str]] = {}  # item -> annotators who judged it, without skips
         file = self.folder / LABELS
@@ -110,7 +110,7 @@ class Queue:
             self._leases.setdefault(item, {})[holder] = until
         write_atomic(self.folder / LEASES, "".join(json.dumps([*k, u]) + "\n" for k, u in rows.items()))
 
-    def _use(self, items: list[Item]) -> None:
+    def _set_items(self, items: list[Item]) -> None:
         self._items: dict[str, Item] = {item.id: item for item in items}
         self._doubled, self._common = doubled(items, self.settings), common(items, self.settings)
 
@@ -134,8 +134,8 @@ class Queue:
     # --- annotators ---
 
     def next(self, annotator: str) -> Item | None:
-        """The item that the annotator sees: the one leased to him, else a new one, which is leased. None if
-        there is none for him now.
+        """The item that the annotator sees: the one that they have leased, else a new one, which is leased to
+        them. None if no item is open to them now.
         """
         with self._mutex:
             if self.closed:
@@ -190,8 +190,8 @@ class Queue:
             return stored
 
     def undo(self, annotator: str, item: str) -> bool:
-        """Retract the annotator's label of an item and lease it to him again; False if there is no such
-        label, so that a repeated request is harmless.
+        """Retract the annotator's label of an item and lease the item to them again; False if there is no
+        such label, so that a repeated request is harmless.
         """
         with self._mutex:
             if (item, annotator) not in self._labels:
@@ -248,7 +248,7 @@ class Queue:
             return
         size = (self.folder / ITEMS).stat().st_size
         if size != self._size:
-            self._use(read_items(self.folder))
+            self._set_items(read_items(self.folder))
             self._size = size
 
     def _item(self, name: str) -> Item:
@@ -261,9 +261,15 @@ class Queue:
         return 2 if item.id in self._doubled else 1
 
     def _open_to(self, item: Item, annotator: str) -> bool:
-        """Whether the annotator may judge an item: not judged by him, and a place left that others have
-        neither taken nor leased. Everybody may judge a planted item once, and the common items as the first
-        ones; a repetition, who judged the original.
+        """Whether the annotator may judge an item now. No annotator judges an item twice. Otherwise it
+        depends on the kind of item:
+
+        - planted: open to every annotator;
+        - a repetition: open to the annotators who judged the original;
+        - common: open to every annotator whose ordinary labels are fewer than the common items; after that
+          like any ordinary item;
+        - ordinary: open while fewer than `_needed` other annotators have judged it (a skip does not count) or
+          have a lease of it.
         """
         if (item.id, annotator) in self._labels:
             return False
@@ -271,27 +277,28 @@ class Queue:
             return True
         if item.repeat_of is not None:
             return (item.repeat_of, annotator) in self._labels
-        if item.id in self._common and self._plain(annotator) < len(self._common):
+        if item.id in self._common and self._ordinary_judged(annotator) < len(self._common):
             return True
         now = self._clock()
         leased = {holder for holder, until in self._leases.get(item.id, {}).items() if until > now}
         others = (self._judges.get(item.id, set()) | leased) - {annotator}
         return len(others) < self._needed(item)
 
-    def _plain(self, annotator: str) -> int:
+    def _ordinary_judged(self, annotator: str) -> int:
         """Ordinary items that the annotator judged or skipped."""
         mine = (self._items.get(item) for item, holder in self._labels if holder == annotator)
         return sum(item is not None and ordinary(item) for item in mine)
 
     def _extra(self, annotator: str) -> Item | None:
         """A planted item or a repetition, if one is due: the first after a number of ordinary items that
-        depends on the annotator, then one after every `extra_every`; of the two kinds the one he had less of.
+        depends on the annotator, then one after every `extra_every`; of the two kinds the one that the
+        annotator has judged less often.
         """
         mine = [item for item, holder in self._labels if holder == annotator and item in self._items]
-        plain = self._plain(annotator)
+        judged = self._ordinary_judged(annotator)
         every = self.settings.extra_every
         offset = random.Random(f"extra/{self.settings.seed}/{annotator}").randrange(every)
-        if plain < (len(mine) - plain) * every + offset + 1:
+        if judged < (len(mine) - judged) * every + offset + 1:
             return None
         recent = set(mine[-REPEAT_AFTER:])
         extras = [
@@ -300,7 +307,7 @@ class Queue:
             if not ordinary(item) and item.repeat_of not in recent and self._open_to(item, annotator)
         ]
         had = sum(self._items[item].planted is not None for item in mine)
-        planted_first = had <= len(mine) - plain - had
+        planted_first = had <= len(mine) - judged - had
         return min(extras, key=lambda one: (one.planted is not None) != planted_first, default=None)
 
     def _lease(self, item: str, annotator: str, ends: bool = False) -> None:
@@ -327,8 +334,8 @@ def _leases(folder: Path) -> list[list[Any]]:
 
 
 def forget(folder: Path, annotator: str) -> int:
-    """Delete every line of an annotator from the files of a queue; returns the number of his standing labels.
-    `BusyError` while a process has the queue open.
+    """Delete every line of an annotator from the files of a queue; returns the number of standing labels
+    among them. `BusyError` while a process has the queue open.
     """
     with Queue(folder) as queue:
         labels = sum(label.annotator == annotator for label in queue.labels())

@@ -78,7 +78,7 @@ def answer(
     seed: int = 0,
 ) -> int:
     """Let annotators answer the page at `base` in turn until `over`; returns their number of labels. Each
-    sees what the page shows; his choice depends on the seed, his name and the comparison only.
+    sees what the page shows; a choice depends on the seed, the annotator's name and the comparison only.
     """
     given = 0
     with httpx.Client(base_url=base, timeout=30) as client:

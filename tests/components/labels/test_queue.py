@@ -50,7 +50,7 @@ def queue_of(tmp_path: Path) -> Callable[..., Queue]:
 
 
 def judged(queue: Queue, annotator: str, choice: int = 0) -> Label:
-    """Let the annotator judge his next item."""
+    """Let the annotator judge their next item."""
     found = queue.next(annotator)
     assert found is not None
     return queue.submit(Label(found.id, annotator, choice, "choice", queue.order(found.id, annotator), 1.0))
