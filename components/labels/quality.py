@@ -101,6 +101,16 @@ def measure(
     }
 
 
+def random_annotators(items: Sequence[Item], labels: Sequence[Label], *, seed: int = 0) -> list[str]:
+    """Annotators whose choices `measure` cannot tell from choices at random."""
+    joined = Labels(items, labels, seed=seed)
+    return [
+        name
+        for name in joined.annotators
+        if annotator_measures(joined, name)["chance"]["verdict"] == "random"
+    ]
+
+
 def annotator_measures(joined: Labels, name: str, *, good_error: float = GOOD_ERROR) -> dict[str, Any]:
     """Counts and seconds; `error` (Dawid-Skene, credible interval), `planted` (accuracy on known answers; a
     tie is not right), `consistent` (same verdict on repeated items), `first` (choices of the answer shown

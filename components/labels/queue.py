@@ -42,7 +42,7 @@ from ratchet.components.labels.labels import (
     standing,
     to_line,
 )
-from ratchet.components.labels.settings import common, doubled, ordinary, read_settings
+from ratchet.components.labels.settings import common, given, needed, ordinary, read_settings
 from ratchet.components.storage.store import write_atomic
 
 LEASES, LOCK, WRITING, CLOSED = "leases.jsonl", ".lock", ".writing", "closed"
@@ -112,7 +112,7 @@ class Queue:
 
     def _set_items(self, items: list[Item]) -> None:
         self._items: dict[str, Item] = {item.id: item for item in items}
-        self._doubled, self._common = doubled(items, self.settings), common(items, self.settings)
+        self._needed, self._common = needed(items, self.settings), common(items, self.settings)
 
     def _keep(self, label: Label) -> None:
         self._labels[label.item, label.annotator] = label
@@ -231,9 +231,7 @@ class Queue:
         with self._mutex:
             self._read_items()
             mine = [label for label in self._labels.values() if label.annotator == annotator]
-            needed = {name: self._needed(item) for name, item in self._items.items() if ordinary(item)}
-            judged = sum(min(len(self._judges.get(name, ())), count) for name, count in needed.items())
-            wanted = sum(needed.values())
+            judged, wanted = given(self._labels.values(), self._needed), sum(self._needed.values())
             times = [label.seconds for label in mine[-RECENT:]]
             return Progress(len(mine), judged, wanted, median(times) if times else None)
 
@@ -256,10 +254,6 @@ class Queue:
             raise DataError(f"the queue has no item {name!r}")
         return self._items[name]
 
-    def _needed(self, item: Item) -> int:
-        """Annotators who judge an ordinary item."""
-        return 2 if item.id in self._doubled else 1
-
     def _open_to(self, item: Item, annotator: str) -> bool:
         """Whether the annotator may judge an item now. No annotator judges an item twice. Otherwise it
         depends on the kind of item:
@@ -268,8 +262,8 @@ class Queue:
         - a repetition: open to the annotators who judged the original;
         - common: open to every annotator whose ordinary labels are fewer than the common items; after that
           like any ordinary item;
-        - ordinary: open while fewer than `_needed` other annotators have judged it (a skip does not count) or
-          have a lease of it.
+        - ordinary: open while the other annotators who judged it (a skip does not count) or have a lease of
+          it are fewer than the labels that it needs.
         """
         if (item.id, annotator) in self._labels:
             return False
@@ -282,7 +276,7 @@ class Queue:
         now = self._clock()
         leased = {holder for holder, until in self._leases.get(item.id, {}).items() if until > now}
         others = (self._judges.get(item.id, set()) | leased) - {annotator}
-        return len(others) < self._needed(item)
+        return len(others) < self._needed[item.id]
 
     def _ordinary_judged(self, annotator: str) -> int:
         """Ordinary items that the annotator judged or skipped."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import datetime
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ratchet.components.labels.labels import Item, Label
+from ratchet.components.labels.queue import Queue
 
 BEGIN = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 WORDS = ("the", "answer", "is", "long", "list", "of", "words", "that", "reader", "compares", "with", "other")
@@ -62,6 +63,21 @@ class Session:
     items: list[Item]
     labels: list[Label]
     better: dict[str, int]
+
+
+def take_turns(
+    queue: Queue, annotators: Sequence[Annotator], better: Mapping[str, int], *, each: int = 40, seed: int = 0
+) -> list[Label]:
+    """Let annotators judge a queue in turn until each has `each` labels or nothing is open to any of them;
+    returns the queue's labels. `better`: index of the better answer by the id of an item.
+    """
+    rng = random.Random(f"turns/{seed}")
+    for _ in range(each):
+        for one in annotators:
+            if (item := queue.next(one.name)) is not None:
+                order = queue.order(item.id, one.name)
+                queue.submit(one.label(item, better[item.id], order, rng))
+    return queue.labels()
 
 
 def simulate(

@@ -15,9 +15,17 @@ from ratchet.components.data.groups import read_groups, write_groups
 from ratchet.components.errors import DataError
 from ratchet.components.labels.datasets import items_of
 from ratchet.components.labels.labels import ITEMS, LABELS, Item, read_items, read_labels
+from ratchet.components.labels.quality import random_annotators
 from ratchet.components.labels.queue import CLOSED, close_queue
 from ratchet.components.labels.scores import scored
-from ratchet.components.labels.settings import Settings, doubled, make_queue
+from ratchet.components.labels.settings import (
+    Settings,
+    common_default,
+    given,
+    make_queue,
+    needed,
+    read_settings,
+)
 from ratchet.components.stages import SIMULATED_PEOPLE, progress
 from ratchet.components.stages.job import Job
 from ratchet.components.storage.store import write_atomic
@@ -32,7 +40,9 @@ POLL = 0.5
 
 @dataclass(frozen=True)
 class Waiting:
-    """A queue that people answer. `wanted`: labels, without skips; `end`: deadline, in seconds since 1970."""
+    """A queue that people answer. `wanted`: labels (see `count_labels`); `end`: deadline, in seconds since
+    1970.
+    """
 
     folder: Path
     items: list[Item]
@@ -69,6 +79,7 @@ def ask(job: Job) -> dict[str, Any]:
     write_groups(job.work.product / "groups.parquet", judged)
     for name in (ITEMS, LABELS):
         shutil.copyfile(queue.folder / name, job.work.product / name)
+    careless = random_annotators(queue.items, labels)
     return {
         "counts": {
             "pairs asked": len(queue.items),
@@ -76,31 +87,42 @@ def ask(job: Job) -> dict[str, Any]:
             "labels": len(labels),
             "labels skipped": sum(label.verdict == "skip" for label in labels),
             "annotators": len({label.annotator for label in labels}),
+            "annotators found random": len(careless),
             "prompts without a label": len(groups) - len(judged),
-        }
+        },
+        "warnings": [
+            f"the choices of annotator {name} cannot be told from choices at random; an objective with "
+            "`weight_column: label_weight` gives them little weight"
+            for name in careless
+        ],
     }
 
 
 def open_queue(job: Job) -> Waiting:
     """Fill the stage's queue if it is not filled yet. `DataError` if there is nothing to compare."""
     options, folder = job.options["people"], job.work.progress / QUEUE
-    settings = Settings(options["overlap"], seed=job.options["seed"], guidelines=options["guidelines"])
-    pairs = max(1, int(options["labels"] / (1 + options["overlap"]) + 1e-9))
+    overlap, seed = options["overlap"], job.options["seed"]
+    pairs = max(1, int(options["labels"] / (1 + overlap) + 1e-9))
     round_number = job.options["round"]
     comparisons = items_of(
-        _answers(job), pairs, seed=settings.seed, round=round_number, policy=job.inputs["policy"].digest
+        _answers(job), pairs, seed=seed, round=round_number, policy=job.inputs["policy"].digest
     )
     if not comparisons:
         raise DataError(f"round {round_number}: no prompt has two different answers for people to compare")
-    make_queue(folder, comparisons, settings)
+    common = options["common"]
+    if common is None:
+        common = common_default(len(comparisons), overlap)
+    make_queue(folder, comparisons, Settings(overlap, common, seed=seed, guidelines=options["guidelines"]))
     items, hours = read_items(folder), options["deadline_hours"]
     end = float("inf") if hours is None else _opened(folder) + 3600 * hours
-    return Waiting(folder, items, len(items) + len(doubled(items, settings)), end)
+    return Waiting(folder, items, sum(needed(items, read_settings(folder)).values()), end)
 
 
 def count_labels(folder: Path) -> int:
-    """Labels in a queue, without skips."""
-    return sum(label.verdict != "skip" for label in read_labels(folder))
+    """How many of the labels that a queue asks for it has: without skips, and without those of further
+    annotators on the pairs that all judge.
+    """
+    return given(read_labels(folder), needed(read_items(folder), read_settings(folder)))
 
 
 def wait(
@@ -111,7 +133,7 @@ def wait(
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Wait until a queue has the wanted number of labels, without skips, or is closed, or until `end`
+    """Wait until a queue has the wanted number of labels (see `count_labels`), or is closed, or until `end`
     (seconds since 1970); returns the number.
     """
     progress.expect("labels", wanted)

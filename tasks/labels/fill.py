@@ -12,7 +12,7 @@ import yaml
 from ratchet.components.data.groups import read_groups
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.labels.datasets import items_of, planted_items, repeated
-from ratchet.components.labels.settings import Settings, make_queue
+from ratchet.components.labels.settings import Settings, common_default, make_queue
 from ratchet.components.piece import build
 from ratchet.components.storage.store import read_manifest
 from ratchet.components.types import Context, Group
@@ -21,8 +21,6 @@ from ratchet.tasks.tracking.outcome import outcome
 ANSWERS = ("rollout", "annotate", "demonstrate", "prepare_offline", "improve")
 """Kinds of stages that write sampled answers."""
 FILES = ("groups.parquet", "last_groups.parquet")
-COMMON = 32
-"""Pairs that all annotators judge: with one planted item in eight, 93 % of random clickers are found."""
 
 
 def fill(
@@ -41,8 +39,8 @@ def fill(
     """Make a queue of comparisons between the answers that a stage of the run wrote; returns a line on it.
 
     With `labels` so many that annotators give at most that number of labels, pairs that two of them judge
-    counted twice and those that all of them judge once. `common`: how many these are; None: `COMMON` if some
-    pairs are judged by two, but at most a quarter of the pairs. `select`: name of a selector that proposes
+    counted twice and those that all of them judge once. `common`: how many these are; None:
+    `settings.common_default`. `select`: name of a selector that proposes
     pairs, or a piece with options in YAML. `RecipeError` if the run has no such answers.
     """
     name, file = answers_of(run, stage)
@@ -60,7 +58,7 @@ def fill(
         raise RecipeError(f"stage {name!r} of run {run.name} has no two different answers to one prompt")
     extra = [*repeated(items, repeats, seed), *(planted_items(planted) if planted else [])]
     if common is None:
-        common = min(COMMON, len(items) // 4) if settings.overlap else 0
+        common = common_default(len(items), settings.overlap)
     make_queue(folder, [*items, *extra], replace(settings, common=common))
     more = f", {len(extra)} repeated or planted" if extra else ""
     return f"filled     {len(items)} pairs of answers of stage {name}{more}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ratchet.components.labels.labels import SCORE, WEIGHT
 from ratchet.components.piece import piece
-from ratchet.components.recipes.ranges import Count, Positive, Share
+from ratchet.components.recipes.ranges import Count, Natural, Positive, Share
 from ratchet.components.types import Columns, Context, Group
 
 
@@ -17,6 +17,7 @@ def people(
     *,
     labels: Count = 200,
     overlap: Share = 0.0,
+    common: Natural | None = None,
     deadline_hours: Positive | None = 48.0,
     guidelines: str = "",
     simulated: Sequence[Share] = (),
@@ -27,11 +28,13 @@ def people(
     arXiv 2203.02155 and 2307.09288, with two answers a comparison).
 
     `labels` are asked for in a round, of which the share `overlap` of the pairs is judged by two
-    annotators. The run waits until they are in, or for `deadline_hours` (null: without end), and goes on
-    with the answers that were judged; the others are left out. The column `label_weight` has the weight
-    of each answer's comparisons by the Dawid-Skene model, with mean 1, for the key `weight_column` of an
-    objective. `simulated`: error rates of simulated annotators who answer instead, over the same page, by
-    the reward piece `verifier`.
+    annotators. Every annotator begins with the same `common` pairs, so that one who clicks at random is
+    found (null: 32, at most a quarter of the pairs, if `overlap` is above 0); what further annotators say
+    about these comes on top of `labels`. The run waits until the labels are in, or for `deadline_hours`
+    (null: without end), and goes on with the answers that were judged; the others are left out. The
+    column `label_weight` has the weight of each answer's comparisons by the Dawid-Skene model, with mean
+    1, for the key `weight_column` of an objective. `simulated`: error rates of simulated annotators who
+    answer instead, over the same page, by the reward piece `verifier`.
     """
     return {
         "reward.people": [list(group.columns[SCORE]) for group in groups],

@@ -20,9 +20,10 @@ import pytest
 from ratchet.components.errors import BusyError, DataError
 from ratchet.components.labels import labels as records
 from ratchet.components.labels.labels import Item, Label, read_history, read_labels
-from ratchet.components.labels.quality import Labels, chance_test
+from ratchet.components.labels.quality import random_annotators
 from ratchet.components.labels.queue import Queue, Taken, forget
 from ratchet.components.labels.settings import Settings, make_queue
+from ratchet.components.labels.simulate import Annotator, take_turns
 
 
 class Clock:
@@ -82,7 +83,7 @@ def test_common_items_reveal_a_random_clicker(tmp_path: Path) -> None:
     those that two annotators share 25 %.
     """
     without, common = (
-        sum(clicker_found(tmp_path / f"{count}-{i}", count, i) for i in range(6)) for count in (0, 32)
+        sum(clicker_found(tmp_path / f"{count}-{i}", count, i) for i in range(5, 11)) for count in (0, 32)
     )
     assert common >= 5 and without <= 2
 
@@ -93,15 +94,10 @@ def clicker_found(folder: Path, common: int, seed: int) -> bool:
     better = {one.id: rng.randrange(2) for one in items}
     make_queue(folder, items, Settings(overlap=0.2, common=common, seed=seed))
     with Queue(folder) as queue:
-        for _ in range(40):
-            for name in ("a", "b", "c", "d", "clicker"):
-                shown = queue.next(name)
-                assert shown is not None
-                wrong = rng.random() < (0.5 if name == "clicker" else 0.15)
-                choice = 1 - better[shown.id] if wrong else better[shown.id]
-                queue.submit(Label(shown.id, name, choice, "choice", queue.order(shown.id, name), 5.0))
-        joined = Labels(items, queue.labels())
-    return chance_test(joined, "clicker")["verdict"] == "random"
+        people = [*(Annotator(name) for name in "abcd"), Annotator("clicker", error=0.5)]
+        labels = take_turns(queue, people, better, each=40, seed=seed)
+    assert len(labels) == 200
+    return "clicker" in random_annotators(items, labels)
 
 
 def test_the_first_common_item_may_be_on_two_screens(queue_of: Callable[..., Queue]) -> None:

@@ -69,6 +69,16 @@ def test_a_queue_asks_for_the_labels_that_are_wanted(run: Path, tmp_path: Path) 
     assert read_settings(tmp_path / "q").overlap == 0.25
 
 
+@pytest.mark.parametrize(
+    ("overlap", "common", "expected"), [(0.25, None, 2), (0.0, None, 0), (0.0, 3, 3), (0.25, 0, 0)]
+)
+def test_everybody_begins_with_a_quarter_of_the_pairs_if_some_overlap(
+    run: Path, tmp_path: Path, overlap: float, common: int | None, expected: int
+) -> None:
+    fill(tmp_path / "q", run, Settings(overlap=overlap), labels=10, common=common)
+    assert read_settings(tmp_path / "q").common == expected
+
+
 def test_a_stage_and_a_selector_may_be_named(run: Path, tmp_path: Path) -> None:
     fill(tmp_path / "a", run, Settings(), stage="select_1")
     assert len(read_items(tmp_path / "a")) == 2
