@@ -1,7 +1,9 @@
-"""Import and export of labels: JSONL, Parquet, Argilla's records and Label Studio's JSON export."""
+"""Import and export of labels: JSONL, Parquet, Argilla's records and Label Studio's exports."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,19 +71,26 @@ def import_labels(path: Path, layout: Layout | None = None, names: Names = Names
             table = pq.read_table(path)
         except pa.ArrowException as error:
             raise DataError(f"{path}: not a Parquet file: {error}") from error
-        return rows.decode([_mapped(row) for row in table.to_pylist()], str(path))
+        found = table.to_pylist()
+        if argilla.is_flat(found):
+            return argilla.decode(found, str(path), names)
+        return rows.decode([_mapped(row) for row in found], str(path))
     text = path.read_text(encoding="utf-8", errors="replace")
     if kind == "jsonl":
         return rows.decode(
             [_json(line, f"{path}, line {n}") for n, line in enumerate(text.split("\n"), 1) if line.strip()],
             str(path),
         )
-    content = _json(text, str(path))
+    if path.suffix == ".csv":
+        content = list(csv.DictReader(io.StringIO(text, newline="")))
+    else:
+        content = _json(text, str(path))
     kind = kind or _by_content(content)
     if kind is None:
         raise DataError(
-            f"{path}: neither Argilla's records (a list of objects with 'fields' and 'responses') nor a "
-            "Label Studio export (a list of objects with 'data' and 'annotations'); JSONL and Parquet files "
+            f"{path}: neither Argilla's records (a list of objects with 'fields' and 'responses', or with "
+            "'QUESTION.responses') nor a Label Studio export (a list of objects with 'data' and "
+            f"'annotations', or rows with {', '.join(map(repr, label_studio.ROW))}); JSONL and Parquet files "
             "end in .jsonl and .parquet"
         )
     return (argilla if kind == "argilla" else label_studio).decode(content, str(path), names)
@@ -95,9 +104,9 @@ def _by_content(content: Any) -> Layout | None:
     first = content[0] if isinstance(content, list) and content else None
     if not isinstance(first, dict):
         return None
-    if "fields" in first or any(str(key).endswith(".responses") for key in first):
+    if "fields" in first or argilla.is_flat(content):
         return "argilla"
-    return "label_studio" if "data" in first or "annotator" in first else None
+    return "label_studio" if "data" in first or label_studio.is_rows(content) else None
 
 
 def _json(text: str, where: str) -> Any:

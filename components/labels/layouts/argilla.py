@@ -1,15 +1,19 @@
 """Layout `argilla`: records as `dataset.records.to_json()` of Argilla 2 writes them.
 
-A record has `id`, `fields`, `metadata`, `suggestions`, `vectors` and `responses`: question → list of
-`{value, user_id}` (some versions add `status`). The question is a label question whose labels are the names
-of the answers' fields, "tie", "both_bad" and "skip", or a ranking question of those fields, where a shared
-first rank is a tie. Argilla knows no order, seconds or time of a response: an import has the order 0, 1, ...
-and 0 seconds. What an export cannot say in Argilla's terms is in the metadata `ratchet`, as JSON, and read
-back from there.
+A record has `id`, `fields`, `metadata`, `suggestions`, `vectors` and `responses`: question → list of `{value,
+user_id}`. It does not say which responses are drafts or discarded (some versions add `status`);
+`to_list(flatten=True)` does, with the fields beside `id` and `QUESTION.responses`, `.users` and `.status`,
+and is read too, also as rows of a Parquet file (`to_datasets()`). A draft is left out, a discarded response
+is a skip. The question is a label question whose labels are the names of the answers' fields, "tie",
+"both_bad" and "skip", or a ranking question of those fields, where a shared first rank is a tie; a text
+question "reason" has the reason. Argilla knows no order, seconds or time of a response: an import has the
+order 0, 1, ... and 0 seconds. What an export cannot say in Argilla's terms is in the metadata `ratchet`, as
+JSON, and read back from there.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import uuid
 from collections.abc import Mapping, Sequence
@@ -23,7 +27,8 @@ from ratchet.components.labels.layouts.common import Decoded, Names, fields_of, 
 QUESTION, OWN = "preference", "ratchet"
 NAMESPACE = uuid.UUID("6f1c3ad0-6a53-4c53-9d0e-2b6a2f0a7f10")
 VERDICTS = {"tie": "tie", "both_bad": "both_bad", "both bad": "both_bad", "skip": "skip"}
-HINT = "Export with `dataset.records.to_json(path)`; a flattened list or a data set of the Hub has other keys"
+HINT = "Export with `dataset.records.to_json(path)`, or write `to_list(flatten=True)` as JSON"
+REASON, RESPONSES = "reason", ".responses"
 
 
 def encode(items: Sequence[Item], labels: Sequence[Label]) -> list[dict[str, Any]]:
@@ -59,6 +64,7 @@ def encode(items: Sequence[Item], labels: Sequence[Label]) -> list[dict[str, Any
 def decode(content: Any, where: str, names: Names) -> Decoded:
     """Items and labels of the records. `DataError` for another layout or a value that is no answer."""
     items, labels = list[Item](), list[Label]()
+    content = [_nested(one) for one in content] if is_flat(content) else content
     for number, record in enumerate(
         records(content, where, ("fields", "responses"), "Argilla records", HINT)
     ):
@@ -75,6 +81,7 @@ def decode(content: Any, where: str, names: Names) -> Decoded:
             },
         )
         items.append(item)
+        reasons = [one for one in record["responses"].get(REASON) or () if isinstance(one["value"], str)]
         for response in _responses(record["responses"], names, at):
             if response.get("status") in ("draft", "pending"):
                 continue
@@ -82,9 +89,43 @@ def decode(content: Any, where: str, names: Names) -> Decoded:
             choice, verdict = _meaning(value, answers, at)
             user = str(response.get("user_id"))
             stored = own.get("labels", {}).get(user, {})
-            row = {"annotator": pseudonym(user), "order": list(range(len(answers))), "seconds": 0.0} | stored
+            reason = next((one["value"] for one in reasons if str(one.get("user_id")) == user), "")
+            row = {
+                "reason": reason,
+                "annotator": pseudonym(user),
+                "order": list(range(len(answers))),
+                "seconds": 0.0,
+            } | stored
             labels.append(from_row(Label, {**row, "item": item.id, "choice": choice, "verdict": verdict}))
     return items, labels
+
+
+def is_flat(content: Any) -> bool:
+    """Whether the content is a flattened list of records, as `to_list(flatten=True)` gives it."""
+    first = content[0] if isinstance(content, list) and content else None
+    return isinstance(first, Mapping) and any(str(key).endswith(RESPONSES) for key in first)
+
+
+def _nested(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record with `fields` and `responses` of a flattened one."""
+    responses = {}
+    for name in [key.removesuffix(RESPONSES) for key in record if key.endswith(RESPONSES)]:
+        values, users, states = (
+            record.get(f"{name}{RESPONSES}{part}") or () for part in ("", ".users", ".status")
+        )
+        responses[name] = [
+            {"value": value, "user_id": user, "status": state}
+            for value, user, state in itertools.zip_longest(values, users, states)
+        ]
+    fields = {
+        key: value for key, value in record.items() if "." not in key and key not in ("id", "_server_id", OWN)
+    }
+    return {
+        "id": record.get("id"),
+        "fields": fields,
+        "metadata": {OWN: record.get(OWN)},
+        "responses": responses,
+    }
 
 
 def _user(annotator: str) -> str:
@@ -104,7 +145,7 @@ def _own(record: Mapping[str, Any], at: str) -> Mapping[str, Any]:
 
 
 def _responses(responses: Mapping[str, Any], names: Names, at: str) -> list[Mapping[str, Any]]:
-    given = [name for name, made in responses.items() if made]
+    given = [name for name, made in responses.items() if made and name != REASON]
     question = names.question or (
         QUESTION if QUESTION in responses else given[0] if len(given) == 1 else None
     )

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from ratchet.components.errors import DataError, SourceError
@@ -117,6 +118,45 @@ def test_argilla_rankings_and_states_are_read(tmp_path: Path) -> None:
     ]
 
 
+FLAT = [  # as Argilla 2's `to_list(flatten=True)` gives records; a key that one record lacks is None there
+    {
+        "id": "m1",
+        "_server_id": None,
+        "prompt": [{"role": "user", "content": "why?"}],
+        "response_1": "so",
+        "response_2": "no",
+        "topic": "physics",
+        "v": [0.1, 0.2],
+        "better.responses": ["response_2", "tie", "response_1", "response_1"],
+        "better.responses.users": ["1", "2", "3", "4"],
+        "better.responses.status": ["submitted", "submitted", "draft", "discarded"],
+        "reason.responses": ["shorter"],
+        "reason.responses.users": ["1"],
+        "reason.responses.status": ["submitted"],
+        "better.suggestion": "response_1",
+        "better.suggestion.score": 0.7,
+        "better.suggestion.agent": "gpt",
+    },
+    {"id": "m2", "prompt": [{"role": "user", "content": "and?"}], "response_1": "a", "response_2": "b"}
+    | dict.fromkeys(("topic", "v", "better.responses", "better.responses.users", "reason.responses")),
+]
+
+
+@pytest.mark.parametrize("suffix", ["json", "parquet"])
+def test_flattened_argilla_records_say_which_responses_count(suffix: str, tmp_path: Path) -> None:
+    if suffix == "json":
+        written(tmp_path, FLAT)
+    else:
+        pa.Table.from_pylist(FLAT).to_pandas().to_parquet(tmp_path / "x.parquet")
+    items, labels = import_labels(tmp_path / f"x.{suffix}")
+    assert [(one.id, list(one.answers)) for one in items] == [("m1", ["so", "no"]), ("m2", ["a", "b"])]
+    assert [(one.annotator, one.choice, one.verdict, one.reason) for one in labels] == [
+        ("annotator-1", 1, "choice", "shorter"),
+        ("annotator-2", None, "tie", ""),
+        ("annotator-4", None, "skip", ""),
+    ]
+
+
 STUDIO = {  # as Label Studio exports a task of its template "Pairwise Classification"
     "id": 7,
     "data": {"prompt": "why?", "text1": "so", "text2": "no"},
@@ -177,8 +217,8 @@ def test_fields_of_other_names_are_named(tmp_path: Path) -> None:
         ("{", "argilla", "not valid JSON"),
         ({"a": 1}, "label_studio", "a JSON list of objects, got dict"),
         ([{"x": 1}], None, "neither Argilla's records"),
-        ([{"prompt": "why?", "preference.responses": ["a"]}], None, "to_json"),
-        ([{"id": 1, "text1": "a", "text2": "b", "pw": "left", "annotator": 1}], None, "JSON-MIN"),
+        ([{"prompt": "why?", "preference.responses": ["a"]}], None, "two or more fields"),
+        ([{"id": 1, "text1": "a", "text2": "b", "pw": "left", "annotator": 1}], None, "annotation_id"),
         ([STUDIO], "argilla", "no 'fields', 'responses'"),
         ([ARGILLA], "label_studio", "no 'data', 'annotations'"),
         (
