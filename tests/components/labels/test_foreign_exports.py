@@ -1,8 +1,12 @@
-"""Files that Label Studio 1.23.2 exported, read; and what its import accepts of ours.
+"""Files that Label Studio's server 1.23.2 and Argilla's client 2.8.0 wrote, read; and what they took of ours.
 
-`exports/sent.*`: our export of `ITEMS` and `SENT`, imported by user 1 over its HTTP interface, and then
-annotated further by users 1 to 3. `exports/made.*`: a project with its template for human preferences, texts
-and names of its own. Both as JSON, JSON_MIN and CSV.
+`exports/sent.*`: our export of `ITEMS` and `SENT`, imported into Label Studio by user 1 over its HTTP
+interface, and then annotated further by users 1 to 3. `exports/made.*`: a project like its template for
+human preferences, with texts and names of its own. Both as JSON, JSON_MIN and CSV.
+
+`exports/argilla-sent.*`: our export of the same, read by the client, with a response of user `ANN` to the
+item i4 added. `argilla-made.*`: records with a chat field, a label question with a draft and a discarded
+response, and a text question. `argilla-ranked.*`: a ranking of three answers. Each nested and flattened.
 """
 
 import json
@@ -121,3 +125,48 @@ def test_rows_that_say_nothing_are_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("prompt,answer1\na,b\n")
     with pytest.raises(DataError, match="annotation_id"):
         import_labels(tmp_path / "x.csv")
+
+
+ANN, BEN, CLEO = (
+    "6af613b6-569c-5c22-9c37-2ed93f31d3af",
+    "b04965e6-a9bb-591f-8f8a-1adcb2c8dc39",
+    "4b166dbe-d99d-5091-abdd-95b83330ed3a",
+)
+
+
+def responses(name: str) -> list[tuple]:
+    _, labels = import_labels(EXPORTS / name)
+    return [(one.item, one.annotator, one.choice, one.verdict, one.reason) for one in labels]
+
+
+@pytest.mark.parametrize("name", ["argilla-sent.json", "argilla-sent.flat.json"])
+def test_our_export_comes_back_from_argilla_without_loss(name: str) -> None:
+    items, labels = import_labels(EXPORTS / name)
+    assert items == ITEMS
+    assert labels == [*SENT, Label("i4", ANN, 1, "choice", [0, 1], 0.0)]
+
+
+RESPONSES = [
+    ("m1", ANN, 0, "choice", "correct"),
+    ("m1", BEN, None, "tie", ""),
+    ("m2", BEN, None, "both_bad", ""),
+]
+
+
+def test_flattened_records_say_which_responses_count() -> None:
+    assert responses("argilla-made.flat.json") == [*RESPONSES, ("m2", CLEO, None, "skip", "")]
+
+
+def test_nested_records_do_not_tell_a_draft_or_a_discarded_response_from_others() -> None:
+    found = set(responses("argilla-made.json")) - set(RESPONSES)
+    assert found == {("m1", CLEO, 1, "choice", ""), ("m2", CLEO, 0, "choice", "")}
+
+
+@pytest.mark.parametrize("name", ["argilla-ranked.json", "argilla-ranked.flat.json"])
+def test_a_ranking_is_a_choice_or_a_tie_for_the_first_place(name: str) -> None:
+    assert responses(name) == [("r1", ANN, 0, "choice", ""), ("r1", BEN, None, "tie", "")]
+
+
+def test_every_fixture_is_read() -> None:
+    for file in EXPORTS.iterdir():
+        assert import_labels(file)[0]
