@@ -22,7 +22,7 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.wh
 SHOTS = os.environ.get("RATCHET_SCREENSHOTS")
 """A folder for pictures of the page, to look at."""
 EVIL = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
-SIZES = {"desk": (1280, 800, 1), "phone": (360, 740, 2), "zoom": (640, 400, 2)}
+SIZES = {"desk": (1280, 800, 1), "phone": (390, 844, 2), "zoom": (640, 400, 2)}
 """Width and height in CSS pixels, device pixels each; 1280 pixels at a zoom of 200 % are 640."""
 QUESTION = "How do I get my cat to drink more water? The vet says her kidneys need it."
 ANSWERS = (
@@ -113,6 +113,17 @@ def test_keys_label_undo_and_end_the_queue(browser: Any, folder: Path) -> None:
         page.keyboard.press("s")
         page.wait_for_selector("#empty:not([hidden])")
         assert page.problems == []
+
+
+@pytest.mark.parametrize("size", ["desk", "phone"])
+def test_the_reason_opens_above_the_buttons(browser: Any, folder: Path, size: str) -> None:
+    """Focus is not hidden by the sticky footer (WCAG 2.4.11)."""
+    with Queue(folder) as queue, serving(make_app(queue)) as base:
+        page = page_of(browser, base, size)
+        page.keyboard.press("r")
+        page.wait_for_function("() => document.activeElement.id === 'reason'")
+        field, footer = (page.query_selector(one).bounding_box() for one in ("#reason", "footer"))
+        assert field["y"] >= 0 and field["y"] + field["height"] <= footer["y"]
 
 
 def test_model_output_is_text(browser: Any, folder: Path) -> None:
