@@ -45,7 +45,7 @@ def smaller(recipe: Recipe) -> list[str]:
     return changes
 
 
-SLOW = {"ensemble_worst_case", "ensemble_uncertainty"}
+SLOW = {"ensemble_worst_case", "ensemble_uncertainty", "reward_robust"}
 """Recipes whose pieces others here run in less time."""
 
 
