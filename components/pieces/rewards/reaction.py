@@ -15,8 +15,8 @@ from ratchet.components.types import Columns, Context, Group
 def chance(value: float, scale: float, offset: float) -> float:
     """sigmoid(scale x value - offset), the probability of a reaction.
 
-    >>> [round(chance(v, 8.0, 6.0), 3) for v in (0.5, 0.75, 1.0)]
-    [0.119, 0.5, 0.881]
+    >>> [round(chance(v, 8.0, 7.0), 3) for v in (0.5, 0.75, 1.0)]
+    [0.047, 0.269, 0.731]
     """
     return 1 / (1 + math.exp(offset - scale * value))
 
@@ -28,7 +28,7 @@ def reaction(
     *,
     reward: str = "reward.sentiment",
     scale: Positive = 8.0,
-    offset: Finite = 6.0,
+    offset: Finite = 7.0,
 ) -> Columns:
     """Users who react to an answer with probability `reward.reaction` = sigmoid(scale x reward - offset), and
     `reacted`, 1 if this one did, else 0 (RLUF). The probability is the truth that an A/B test measures; a

@@ -90,10 +90,9 @@ def sari_score(source: str, text: str, references: Sequence[str]) -> float:
     >>> sari_score("a b c", "a x c", ["a x c"])
     1.0
     """
+    before, after, wanted = tokens(source), tokens(text), [tokens(one) for one in references]
     scores = [
-        _ngram_scores(
-            *(_grams(tokens(one), n) for one in (source, text)), [_grams(tokens(r), n) for r in references]
-        )
+        _ngram_scores(_grams(before, n), _grams(after, n), [_grams(one, n) for one in wanted])
         for n in range(1, 5)
     ]
     return sum(map(sum, scores)) / (3 * len(scores))

@@ -27,8 +27,8 @@ def refined(
     `rewards.critique` says what the answer lacks, and the model `refiner`, which sees prompt, answer and
     feedback as three turns, writes `responses_per_prompt` refinements. They are returned as answers to the
     prompt alone, since neither the answer nor the feedback may be in the input that the policy learns from:
-    tokens and mask are those of prompt and refinement, without log-probs. An answer that lacks nothing is
-    returned as it is. `meta["feedback"]` has the feedback, `meta["draft"]` the answer before.
+    tokens and mask are those of prompt and refinement, without log-probs. An answer that lacks nothing
+    stands for all of its refinements. `meta["feedback"]` has the feedback, `meta["draft"]` the answer before.
     """
     policy, given = (
         ctx.models["policy"],
@@ -50,7 +50,7 @@ def refined(
     groups = []
     for prompt, draft, words in zip(prompts, drafts, feedback, strict=True):
         meta = {"feedback": words, "draft": draft.text}
-        found = next(made).trajectories if words else [draft]
+        found = next(made).trajectories if words else [draft] * responses_per_prompt
         bare = tuple(_bare(one, {**one.meta, **meta}) for one in found)
         groups.append(policy.encode(Group(prompt, bare)))
     return groups

@@ -37,8 +37,8 @@ def simplify(
     """Sentences in hard words; no two rows have the same four of the 3,072 concepts. Read the splits with
     `data.columns: {split: split}`: `parallel` rows {id, prompt, completion, meta} with the sentence in plain
     words; `size` rows {id, prompt, answer, meta} of split `unlabelled` and 200 of `test`; `unpaired` pairs
-    {id, prompt, chosen, rejected} of split `classes`, and 100 of `held_out`, after the prompt "Text:", of a
-    plain sentence and a hard one with nothing in common. `meta["concepts"]` has the pairs of words.
+    {id, prompt, chosen, rejected} of split `classes`, and 100 of `held_out`, after prompts "Text 1:", "Text
+    2:", ..., of a plain sentence and a hard one, drawn apart. `meta["concepts"]` has the pairs of words.
 
     Shows: whether a reward that learned from unpaired sentences, without a word of a parallel one, makes
     a policy simpler, and whether it keeps the meaning. Does not show: syntax, words of several meanings, or
@@ -58,8 +58,9 @@ def simplify(
             hard, plain = sentence(choice, False), sentence(choice, True)
             row: dict[str, Any] = {"id": f"simplify-{seed}-{split}-{number}", "split": split}
             if split in ("classes", "held_out"):
-                other = sentence(next(rows), True)
-                yield {**row, "prompt": _user("Text:"), "chosen": _reply(other), "rejected": _reply(hard)}
+                number_of = 1 + number + (split == "held_out") * unpaired
+                other, text = sentence(next(rows), True), f"Text {number_of}:"
+                yield {**row, "prompt": _user(text), "chosen": _reply(other), "rejected": _reply(hard)}
                 continue
             row |= {"prompt": _user(hard), "meta": {"concepts": [list(pair) for pair in choice]}}
             yield {**row, "completion": _reply(plain)} if split == "parallel" else {**row, "answer": plain}

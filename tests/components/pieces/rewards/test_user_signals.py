@@ -21,12 +21,12 @@ def group(name: str, columns: dict, texts: list[str] | None = None) -> Group:
 def test_users_react_with_the_probability_of_their_reward() -> None:
     """sigmoid(8 x 0.5 - 6) = 1 / (1 + e^2) = 0.119203."""
     groups = [group(str(i), {"reward.sentiment": [0.5] * 10 + [0.75] * 10}) for i in range(200)]
-    found = build("annotate", {"name": "rewards.reaction"})(groups, Context(seed=1))
+    found = build("annotate", {"name": "rewards.reaction", "offset": 6.0})(groups, Context(seed=1))
     assert found["reward.reaction"][0] == pytest.approx([0.119203] * 10 + [0.5] * 10, abs=1e-6)
     assert {value for row in found["reacted"] for value in row} == {0.0, 1.0}
     assert fmean(v for row in found["reacted"] for v in row[:10]) == pytest.approx(0.119, abs=0.025)
     assert fmean(v for row in found["reacted"] for v in row[10:]) == pytest.approx(0.5, abs=0.04)
-    again = build("annotate", {"name": "rewards.reaction"})(groups[7:8], Context(seed=1))
+    again = build("annotate", {"name": "rewards.reaction", "offset": 6.0})(groups[7:8], Context(seed=1))
     assert again["reacted"][0] == found["reacted"][7], "a function of seed, round, prompt and answer"
 
 

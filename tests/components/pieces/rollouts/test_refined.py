@@ -71,10 +71,10 @@ def test_refinements_are_answers_to_the_prompt_without_draft_and_feedback() -> N
 
 def test_an_answer_that_lacks_nothing_is_kept() -> None:
     policy, refiner = Says("Yes, I like tea. Do you?"), Says("No.")
-    spec = {"name": "refined", "refiner": "refiner"}
+    spec = {"name": "refined", "refiner": "refiner", "responses_per_prompt": 2}
     ctx = Context({"policy": policy, "refiner": refiner})
     (one,) = build("rollout", spec)([TEA], ctx)
-    assert [t.text for t in one.trajectories] == ["Yes, I like tea. Do you?"] and not refiner.prompts
+    assert [t.text for t in one.trajectories] == ["Yes, I like tea. Do you?"] * 2 and not refiner.prompts
     assert ctx.counts["answers that need no refinement"] == 1
     assert one.trajectories[0].meta["feedback"] == ""
 
