@@ -72,6 +72,9 @@ def test_traced_sums_hold_out_their_sums_and_have_right_steps() -> None:
     by = {split: [r for r in rows if r["split"] == split] for split in ("train", "direct", "traced", "test")}
     assert [len(part) for part in by.values()] == [300, 50, 50, 20]
 
+    prompts = [row["prompt"][0]["content"] for row in rows]
+    assert len(set(prompts)) == len(prompts), "curation keeps a prompt once"
+
     def numbers(row: dict) -> str:
         return row["prompt"][0]["content"].split()[1]
 
