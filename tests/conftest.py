@@ -36,6 +36,20 @@ for name, value in {
     os.environ.setdefault(name, value)
 
 
+@pytest.fixture
+def bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mixed precision is used, as on hardware with bfloat16 products. CPUs without AVX-512 have no kernels to
+    emulate them, so the test is skipped there.
+    """
+    import torch
+
+    from ratchet.components.models import products
+
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("no bfloat16 kernels on this CPU")
+    monkeypatch.setattr(products, "has_bfloat16", lambda: True)
+
+
 @pytest.fixture(scope="session")
 def tiny_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Per-process home whose store contains the tiny model. Parallel test processes train it once (under a

@@ -33,15 +33,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ratchet.components.evaluation import plots
+from ratchet.components.evaluation.report_format import interval, label, number, numbers, points, tag_label
+from ratchet.components.evaluation.report_headline import headline, measure_name
 from ratchet.components.evaluation.transcripts import prepared
 
-HERE, NBSP = Path(__file__).parent, "\u00a0"
+HERE = Path(__file__).parent
 TEMPLATE, STYLE, SCRIPT = "report.html.j2", "report.css.j2", "report.js.j2"
 PICTURES = ("win_rates", "rounds", "lengths", "training", "proxy_gold")
 OPTIONAL = (
@@ -60,28 +61,6 @@ OPTIONAL = (
     "measure_name",
     "pairs_from",
 )
-UNITS = {  # metric → how a reader calls it, number of decimals or per cent
-    "length": ("length, tokens", ".1f"),
-    "truncated": ("cut by the limit", ".1%"),
-    "ended": ("end by themselves", ".1%"),
-    "empty": ("empty", ".1%"),
-    "refusal_like": ("refusal-like", ".1%"),
-    "repetitive": ("repetitive", ".1%"),
-    "personal_data": ("with personal data", ".1%"),
-    "distinct_1": ("distinct words", ".3f"),
-    "distinct_2": ("distinct word pairs", ".3f"),
-    "self_bleu": ("self-BLEU", ".3f"),
-    "embedding_spread": ("spread of meaning", ".3f"),
-    "perplexity": ("perplexity on the data's replies", ".2f"),
-    "gold": ("gold score", ".3f"),
-    "gold.error": ("standard error of the gold score", ".3f"),
-    "kl": ("KL to SFT, nats an answer (drawn answers)", ".2f"),
-    "entropy": ("entropy, nats a token", ".2f"),
-    "rate": ("rate", ".1%"),
-    "responses": ("responses", ".0f"),
-    "equal_rewards": ("prompts with equal rewards", ".1%"),
-    "round": ("round", ".0f"),
-}
 
 
 def write_report(out: Path, results: Mapping[str, Any]) -> Path:
@@ -163,101 +142,6 @@ def draw(results: Mapping[str, Any], folder: Path) -> dict[str, Path]:
     return made
 
 
-def headline(results: Mapping[str, Any]) -> str:
-    """First sentences of the report: the gain of the final policy in the headline metric, or its gold win
-    rate, with intervals, and its costs.
-    """
-    metrics = results.get("metrics") or {}
-    if text := gains(results):
-        return text + _cost(metrics) + "."
-    if "win_rate_vs_sft.mean" not in metrics:
-        return "This run has no win rate against the SFT policy; the numbers below describe its answers."
-    mean, low, high = (metrics[f"win_rate_vs_sft.{end}"] for end in ("mean", "low", "high"))
-    sure = (
-        "better than the model it started from"
-        if low > 0.5
-        else "worse than the model it started from"
-        if high < 0.5
-        else "not distinguishable from the model it started from"
-    )
-    over = f", {metrics['win_rate_vs_sft.n']} prompts" if "win_rate_vs_sft.n" in metrics else ""
-    text = (
-        f"The final policy is {sure}: the gold measure prefers its answer to the SFT policy's in "
-        f"{mean:.1%} of cases "
-        f"(95% interval {low:.1%} to {high:.1%}{over})"
-    )
-    if "win_rate_lc_vs_sft.mean" in metrics:
-        lc = [metrics[f"win_rate_lc_vs_sft.{end}"] for end in ("mean", "low", "high")]
-        text += f"; with length held equal, {lc[0]:.1%} ({lc[1]:.1%} to {lc[2]:.1%})"
-    return text + _cost(metrics) + "."
-
-
-def gains(results: Mapping[str, Any]) -> str:
-    """Gain of the final policy over SFT policy and base model in points of the headline metric; empty without
-    either.
-    """
-    metrics, measure = results.get("metrics") or {}, results.get("measure")
-    found: dict[str, list[str]] = {}
-    policy, own = "the final policy", results.get("contrasts")
-    compared = [("sft", policy, "the SFT policy"), ("base", policy, "the base model")]
-    compared = [(one["key"], one["arm"], one["against"]) for one in own] if own else compared
-    for against, arm, opponent in compared:
-        name = f"{measure}_gain_vs_{against}"
-        if f"{name}.mean" in metrics:
-            row = {end: metrics[f"{name}.{end}"] for end in ("mean", "low", "high")}
-            sure = (
-                "better than"
-                if row["low"] > 0
-                else "worse than"
-                if row["high"] < 0
-                else "not distinguishable from"
-            )
-            found.setdefault(arm, []).append(f"{sure} {opponent} ({points(row)})")
-    if not found:
-        return ""
-    over = next(
-        (
-            f", {metrics[key]} prompts"
-            for key in (f"{measure}_gain_vs_{against}.n" for against, _, _ in compared)
-            if key in metrics
-        ),
-        "",
-    )
-    rates = [
-        f"{title} {arm[measure]:.1%}" for title, arm in (results.get("arms") or {}).items() if measure in arm
-    ]
-    return (
-        f"By {measure_name(results)} "
-        + "; ".join(f"{arm} is {' and '.join(texts)}" for arm, texts in found.items())
-        + f": differences with 95% intervals{over}"
-        + (f". Rates: {', '.join(rates)}" if rates else "")
-    )
-
-
-def measure_name(results: Mapping[str, Any]) -> str:
-    """Display name of the headline metric."""
-    return results.get("measure_name") or label(results.get("measure") or "rate")
-
-
-def _cost(metrics: Mapping[str, Any]) -> str:
-    """Costs of the gain: change of perplexity, and over-optimisation of the reward model."""
-    text = ""
-    if "perplexity_ratio.mean" in metrics:
-        mean, low, high = (metrics[f"perplexity_ratio.{end}"] - 1 for end in ("mean", "low", "high"))
-        text += (
-            f". Perplexity on the data's replies {'rose' if mean > 0 else 'fell'} by {abs(mean):.1%} "
-            f"({low:+.1%} to {high:+.1%})"
-        )
-    if "proxy_over_gold.mean" in metrics:
-        mean, low, high = (100 * metrics[f"proxy_over_gold.{end}"] for end in ("mean", "low", "high"))
-        text += (
-            f". The reward model it was trained on prefers it {abs(mean):.1f} points "
-            f"{'more' if mean > 0 else 'less'} often than the gold measure "
-            f"({low:+.1f} to {high:+.1f}); a gap that grows from run to run is over-optimisation"
-        )
-    return text
-
-
 def quality_against(results: Mapping[str, Any]) -> dict[str, Any]:
     """Heading → differences of the quality measures: final − base, or every contrast of a recipe with arms of
     its own.
@@ -289,56 +173,6 @@ def win_rates(
             )
         )
     return {title: row for _, title, row in sorted(found, key=lambda entry: entry[0])}
-
-
-def label(name: str) -> str:
-    """Display name of a metric."""
-    if name in UNITS:
-        return UNITS[name][0]
-    return (
-        f"reward ({name.removeprefix('reward.')})" if name.startswith("reward.") else name.replace("_", " ")
-    )
-
-
-def tag_label(name: str) -> str:
-    """Display name of a tag: `instruction.kind` is "instruction kind"."""
-    return re.sub(r"[._]", " ", name)
-
-
-def number(value: Any, name: str = "") -> str:
-    """Format a metric in its unit; a missing value is an en dash, text is unchanged."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
-    return format(
-        value,
-        UNITS[name][1] if name in UNITS else ".3g" if abs(value) >= 1000 or 0 < abs(value) < 0.01 else ".3f",
-    )
-
-
-def interval(row: Mapping[str, float] | None) -> str:
-    """Format a rate: `61.2% [55.0%, 67.1%]`, interval without line break."""
-    return f"{row['mean']:.1%} [{row['low']:.1%},{NBSP}{row['high']:.1%}]" if row else "–"
-
-
-def points(row: Mapping[str, float] | None) -> str:
-    """Format a difference of rates: `+4.2 points [+1.0, +7.4]`."""
-    return (
-        f"{100 * row['mean']:+.1f} points [{100 * row['low']:+.1f},{NBSP}{100 * row['high']:+.1f}]"
-        if row
-        else "–"
-    )
-
-
-def numbers(row: Mapping[str, float] | None, name: str = "", sign: str = "") -> str:
-    """Format an interval in the metric's unit: `21.40 [20.90, 22.00]`; with `sign="+"` as a difference."""
-    if not row:
-        return "–"
-    mean, low, high = (
-        ("+" if sign and row[end] > 0 else "") + number(row[end], name) for end in ("mean", "low", "high")
-    )
-    return f"{mean} [{low},{NBSP}{high}]"
 
 
 def _analyses(results: Mapping[str, Any]) -> list[tuple[str, str, str]]:

@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl
 from ratchet.components.errors import DataError, RecipeError, SourceError, nearest
 from ratchet.components.piece import describe
 from ratchet.components.recipes.arms import arms
+from ratchet.components.recipes.check_fit import objectives_of_labels, objectives_of_pairs
 from ratchet.components.recipes.check_models import check_folder
 from ratchet.components.recipes.check_records import Checked, check_records, unread
 from ratchet.components.recipes.phases import sections
@@ -254,13 +255,17 @@ def _check_objectives(section: Learn, where: str) -> None:
                 f"{at}: {spec['name']!r} compares a chosen with a rejected answer, but {where}.data: "
                 f"{section.data!r} has {what}; "
                 f"expected a split of pairs ({', '.join(PAIRS)})"
-                + (", or the objective 'kto'" if kind in SINGLE else "")
+                + (
+                    f", or an objective of labelled answers ({objectives_of_labels()})"
+                    if kind in SINGLE
+                    else ""
+                )
             )
         if "label" in description.reads and kind in PAIRS:
             raise RecipeError(
                 f"{at}: {spec['name']!r} needs single labelled answers, but {where}.data: "
                 f"{section.data!r} has preference "
-                "pairs; use the split 'labelled', or a pairwise objective such as 'preference.dpo'"
+                f"pairs; use the split 'labelled', or a pairwise objective ({objectives_of_pairs()})"
             )
         if (
             kind in SINGLE
@@ -269,7 +274,7 @@ def _check_objectives(section: Learn, where: str) -> None:
             and "weight_column" not in spec
         ):
             raise RecipeError(
-                f"{at}: {spec['name']!r} would train on answers with label false; use 'kto', "
-                "or a `weight_column`, on "
+                f"{at}: {spec['name']!r} would train on answers with label false; use an objective "
+                f"of labelled answers ({objectives_of_labels()}), or a `weight_column`, on "
                 f"{where}.data: {section.data!r}"
             )

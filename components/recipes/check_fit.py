@@ -20,6 +20,18 @@ class Groups(Protocol):
     pairs: bool
 
 
+def objectives_of_pairs() -> str:
+    """Names of the objectives that compare a chosen with a rejected answer, as a hint."""
+    found = catalogue("objective").items()
+    return ", ".join(sorted(name for name, description in found if description.unit == "pair"))
+
+
+def objectives_of_labels() -> str:
+    """Names of the objectives that read single answers with a label, as a hint."""
+    found = catalogue("objective").items()
+    return ", ".join(sorted(name for name, description in found if "label" in description.reads))
+
+
 def check_fit(
     fit: Fit,
     flow: Groups,

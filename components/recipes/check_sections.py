@@ -15,7 +15,7 @@ from ratchet.components.evaluation.health import RULES
 from ratchet.components.labels.labels import SCORE
 from ratchet.components.models.outputs import OUTPUTS
 from ratchet.components.piece import describe
-from ratchet.components.recipes.check_fit import check_fit, check_reads
+from ratchet.components.recipes.check_fit import check_fit, check_reads, objectives_of_pairs
 from ratchet.components.recipes.conform import known_keys
 from ratchet.components.recipes.phases import asks_people
 from ratchet.components.recipes.schema import Learn, Online, Spec
@@ -185,7 +185,7 @@ def _check_sampling(online: Online, where: str) -> None:
                 f"{where}.rollout.{name}: got {value} with the policy gradient {spec['name']!r}, whose "
                 "log-probs are at temperature 1 "
                 "without truncation; use temperature 1, top_p 1 and top_k 0, or an objective for "
-                "arbitrary answers (preference.dpo)"
+                f"arbitrary answers ({objectives_of_pairs()})"
             )
         for name, value in older.items():
             if "logprobs.sampled" not in description.named("reads", spec) and "weight_column" not in spec:
@@ -194,7 +194,7 @@ def _check_sampling(online: Online, where: str) -> None:
                     "which assumes on-policy answers; "
                     "use an objective with importance ratios to the sampler ({name: clip, old: "
                     "sampled}), or one for arbitrary answers "
-                    "(preference.dpo)"
+                    f"({objectives_of_pairs()})"
                 )
 
 

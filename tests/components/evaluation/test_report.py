@@ -13,7 +13,9 @@ import pytest
 from ratchet.components.evaluation import plots
 from ratchet.components.evaluation.certificate import certify, share
 from ratchet.components.evaluation.gates import check_gates
-from ratchet.components.evaluation.report import headline, number, win_rates, write_report
+from ratchet.components.evaluation.report import win_rates, write_report
+from ratchet.components.evaluation.report_format import number
+from ratchet.components.evaluation.report_headline import headline
 from ratchet.components.evaluation.transcripts import prepared
 
 

@@ -49,53 +49,49 @@ def test_greedy_tokens_equal_transformers(tiny: Path) -> None:
 
 
 @pytest.fixture
-def mixed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(products, "has_bfloat16", lambda: True)
+def mixed(bfloat16_products: None) -> Iterator[None]:
     with products.product_precision("bfloat16"):
         yield
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_sampled_logprobs_equal_the_training_forward(
-    tiny: Path, precision: str, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, precision: str, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.setattr(products, "has_bfloat16", lambda: True)
+    tolerance = 1e-4 if precision == "float32" else 2e-2
+    if precision == "bfloat16":
+        request.getfixturevalue("bfloat16_products")
     with products.product_precision(precision):
-        _sampled_logprobs_equal_the_training_forward(tiny, tolerance=1e-4 if precision == "float32" else 2e-2)
-
-
-def _sampled_logprobs_equal_the_training_forward(tiny: Path, tolerance: float) -> None:
-    engine, learner = TorchEngine(tiny, rows=8), TorchLearner(tiny)
-    groups = []
-    tokens = prompts(engine)
-    for ids, samples in zip(
-        tokens,
-        engine.generate(
-            [Request(t, count=4, max_tokens=16, temperature=0.7, seed=i) for i, t in enumerate(tokens)]
-        ),
-        strict=True,
-    ):
-        groups.append(
-            Group(
-                Prompt("p", ()),
-                tuple(
-                    Trajectory(
-                        (),
-                        {"tokens": [*ids, *s.tokens]},
-                        [False] * len(ids) + [True] * len(s.tokens),
-                        [0.0] * len(ids) + list(s.logprobs),
-                    )
-                    for s in samples
-                ),
-            )
-        )
-    batch = pack(groups, unit="group", tokens=10_000)[0]
-    with torch.no_grad():
-        ours = learner(batch, frozenset({"logprobs"})).logprobs
+        engine, learner = TorchEngine(tiny, rows=8), TorchLearner(tiny)
+        groups = _sampled_groups(engine)
+        batch = pack(groups, unit="group", tokens=10_000)[0]
+        with torch.no_grad():
+            ours = learner(batch, frozenset({"logprobs"})).logprobs
+        scored = engine.score(groups, frozenset({"logprobs", "entropy"}))
     torch.testing.assert_close(ours, batch["logprobs.sampled"], atol=tolerance, rtol=0)
-    scored = engine.score(groups, frozenset({"logprobs", "entropy"}))
     assert [len(x) for x in scored[0]["logprobs"]] == [len(t.mask) for t in groups[0].trajectories]
     assert scored[1]["logprobs"][2] == pytest.approx(groups[1].trajectories[2].logprobs, abs=tolerance)
+
+
+def _sampled_groups(engine: TorchEngine) -> list[Group]:
+    """Four sampled answers to each prompt, with the log-probs of the sampler."""
+    tokens = prompts(engine)
+    requests = [Request(t, count=4, max_tokens=16, temperature=0.7, seed=i) for i, t in enumerate(tokens)]
+    return [
+        Group(
+            Prompt("p", ()),
+            tuple(
+                Trajectory(
+                    (),
+                    {"tokens": [*ids, *s.tokens]},
+                    [False] * len(ids) + [True] * len(s.tokens),
+                    [0.0] * len(ids) + list(s.logprobs),
+                )
+                for s in samples
+            ),
+        )
+        for ids, samples in zip(tokens, engine.generate(requests), strict=True)
+    ]
 
 
 def test_rounded_logits_sample_the_same_distribution(tiny: Path, mixed: None) -> None:

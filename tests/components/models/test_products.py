@@ -21,8 +21,7 @@ def by_onednn(monkeypatch):
 
 
 @pytest.fixture
-def mixed(monkeypatch):
-    monkeypatch.setattr(products, "has_bfloat16", lambda: True)
+def mixed(bfloat16_products):
     with products.product_precision("bfloat16"):
         yield
 
@@ -140,10 +139,9 @@ def test_packed_weights_change_little_in_mixed_precision(mixed):
 
 
 @pytest.mark.parametrize("entropy", [False, True])
-def test_the_output_layer_rounds_its_operands_in_mixed_precision(entropy, monkeypatch):
+def test_the_output_layer_rounds_its_operands_in_mixed_precision(entropy, bfloat16_products):
     """Log-probs and gradients near those in float32, and not equal to them; products stay as they were."""
     torch.manual_seed(0)
-    monkeypatch.setattr(products, "has_bfloat16", lambda: True)
     targets, found = torch.randint(0, 300, (70,)), {}
     hidden, weight = torch.randn(70, 48), torch.randn(300, 48)
     before = torch.backends.mkldnn.matmul.fp32_precision
