@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ratchet.components.errors import ContractError
 from ratchet.components.inference.sampling import sample, unrounded
-from ratchet.components.models.attention import Cache, DecodePlan, PrefillPlan
+from ratchet.components.models.cached_attention import Cache, DecodePlan, PrefillPlan
 from ratchet.components.models.layers import backbone, hidden_states, output_layer
 from ratchet.components.models.products import mixed_precision, packed, product
 from ratchet.components.models.value import PolicyWithValue

@@ -26,7 +26,9 @@ from pathlib import Path
 from typing import Any, final
 
 from ratchet.components.errors import ContractError, ServiceError
-from ratchet.components.inference.vllm import Answer, check_lengths, engine_arguments, shape
+from ratchet.components.inference.vllm import Answer
+from ratchet.components.inference.vllm_arguments import check_lengths, engine_arguments
+from ratchet.components.inference.vllm_weights import shape
 from ratchet.components.models.load import trusted
 from ratchet.components.stages.progress import advance
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import tempfile
 import weakref
@@ -21,6 +20,8 @@ from typing import Any, Protocol, final
 from ratchet.components.errors import ContractError
 from ratchet.components.inference.decoding import check_requests
 from ratchet.components.inference.torch import weights_digest
+from ratchet.components.inference.vllm_arguments import check_lengths, engine_arguments, parameters
+from ratchet.components.inference.vllm_weights import shape, untied
 from ratchet.components.models.load import load_tokenizer, trusted
 from ratchet.components.models.reward import is_reward_model
 from ratchet.components.stages.progress import advance
@@ -150,118 +151,6 @@ class VllmEngine(Codec):
     def close(self) -> None:
         """Free the memory, or stop the server that this engine started."""
         self.backend.close()
-
-
-INDEX = "model.safetensors.index.json"
-
-
-def untied(path: Path, scratch: str | None) -> tempfile.TemporaryDirectory | None:
-    """Temporary copy (by links) of a model directory with a separate lm_head tensor, if the model ties it to
-    its input embedding; else None.
-
-    vLLM 0.32 on CPU does not refresh a tied lm_head when weights are reloaded: it keeps multiplying by the
-    first packed copy, so every log-prob is wrong (measured). Separate tensors are both refreshed.
-    """
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
-    config = json.loads((path / "config.json").read_text())
-    if not config.get("tie_word_embeddings"):
-        return None
-    view = tempfile.TemporaryDirectory(prefix="vllm-", dir=scratch)
-    inside = Path(view.name)
-    inside.chmod(0o755)  # the server may run as another user
-    places: dict[str, str] = {}
-    shared = None
-    for file in sorted(p for p in path.iterdir() if p.is_file() and p.name not in ("config.json", INDEX)):
-        name = (
-            f"part-{file.name}" if file.suffix == ".safetensors" else file.name
-        )  # the index is ignored if a `model.safetensors` exists
-        (inside / name).symlink_to(file.resolve())
-        if file.suffix == ".safetensors":
-            with safe_open(file, "pt") as weights:
-                places |= dict.fromkeys(weights.keys(), name)
-                for key in weights.keys():  # noqa: SIM118  no mapping
-                    if key.endswith("embed_tokens.weight"):
-                        shared = weights.get_tensor(key)
-    if shared is None:
-        raise ContractError(
-            f"{path}: config.json has `tie_word_embeddings`, but no weight named `embed_tokens.weight` "
-            "was found; "
-            "on a GPU, set `vllm.untie: false` in the profile"
-        )
-    save_file({"lm_head.weight": shared}, inside / "part-lm_head.safetensors", metadata={"format": "pt"})
-    (inside / "part-lm_head.safetensors").chmod(0o644)
-    (inside / INDEX).write_text(
-        json.dumps({"metadata": {}, "weight_map": {**places, "lm_head.weight": "part-lm_head.safetensors"}})
-    )
-    (inside / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
-    return view
-
-
-def parameters(request: Request, number: int, stops: Sequence[int]) -> dict[str, Any]:
-    """SamplingParams for sample `number` of a request. Samples of one prompt share its prefill through vLLM's
-    prefix cache.
-    """
-    import numpy
-
-    seed = int(numpy.random.SeedSequence([request.seed, number]).generate_state(1)[0]) >> 1
-    return {
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "top_k": request.top_k,
-        "seed": seed,
-        "logprobs": request.top_logprobs,
-        "max_tokens": request.max_tokens,
-        "stop_token_ids": list(stops),
-        "detokenize": False,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-    }  # explicit, or a server would use the model's generation_config
-
-
-def engine_arguments(options: Mapping[str, Any], rows: int) -> dict[str, Any]:
-    """vLLM's engine arguments for `profile.vllm`, by the names that its Python API and command line share."""
-    arguments = {
-        "dtype": options["dtype"],
-        "max_model_len": options["max_model_len"],
-        "max_num_seqs": rows,
-        "seed": 0,
-        "tensor_parallel_size": options["tensor_parallel"],
-        "generation_config": "vllm",
-        "logprobs_mode": "raw_logprobs",
-        "enforce_eager": options["eager"],
-    }
-    if options["cache_gb"] is not None:
-        arguments["kv_cache_memory_bytes"] = int(options["cache_gb"] * 2**30)
-        # share that must be free at start; a trainer may already hold most of the GPU
-        arguments["gpu_memory_utilization"] = 0.01
-    return arguments
-
-
-def shape(path: Path) -> dict[str, Any]:
-    """The model config without provenance fields: what must stay equal for weights to be refreshed in
-    place.
-    """
-    config = json.loads((path / "config.json").read_text())
-    return {
-        k: v
-        for k, v in config.items()
-        if k not in ("transformers_version", "_name_or_path", "dtype", "torch_dtype")
-    }
-
-
-def check_lengths(rows: Sequence[Sequence[int]], params: Sequence[Mapping[str, Any]], limit: int) -> None:
-    """`ContractError` if a prompt and its answer may exceed vLLM's context length, where vLLM would truncate
-    silently.
-    """
-    longest = max((len(row) + one["max_tokens"] for row, one in zip(rows, params, strict=True)), default=0)
-    if longest > limit:
-        raise ContractError(
-            f"a prompt and its answer may have {longest} tokens, but `vllm.max_model_len` is {limit}; "
-            "raise it in the profile "
-            "or lower the rollout's max_tokens"
-        )
 
 
 @final

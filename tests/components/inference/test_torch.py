@@ -16,7 +16,7 @@ from ratchet.components.inference import decoding as inference
 from ratchet.components.inference.sampling import sample, unrounded
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models import products
-from ratchet.components.models.attention import PrefillPlan
+from ratchet.components.models.cached_attention import PrefillPlan
 from ratchet.components.models.load import load_policy, load_tokenizer, new_reward, save_model
 from ratchet.components.models.tiny import train_tiny
 from ratchet.components.training.packing import pack

@@ -28,7 +28,9 @@ from ratchet.components.errors import ContractError, ServiceError
 from ratchet.components.inference.choose import SplitEngine, engine_of, ready, sampler
 from ratchet.components.inference.server import Server
 from ratchet.components.inference.torch import TorchEngine
-from ratchet.components.inference.vllm import Answer, VllmEngine, _best, check_lengths, parameters, untied
+from ratchet.components.inference.vllm import Answer, VllmEngine, _best
+from ratchet.components.inference.vllm_arguments import check_lengths, parameters
+from ratchet.components.inference.vllm_weights import untied
 from ratchet.components.models.load import load_model, load_policy, load_tokenizer, new_reward, save_model
 from ratchet.components.models.tiny import train_tiny
 from ratchet.components.models.value import FILE as VALUE_HEAD

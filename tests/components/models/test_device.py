@@ -19,7 +19,7 @@ from ratchet.components.inference import choose, decoding
 from ratchet.components.inference import torch as engines
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models import products
-from ratchet.components.models.attention import Cache
+from ratchet.components.models.cached_attention import Cache
 from ratchet.components.models.device import here, inference_dtype, to_device
 from ratchet.components.models.forward import reward_states
 from ratchet.components.models.load import load_model, load_tokenizer, new_reward, save_model

@@ -1,0 +1,182 @@
+"""KV cache, and attention to it: prefill of prompts, and decoding of answers token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ratchet.components.models.attention import SHARED, PackedPlan, Variant
+
+
+class PrefillPlan(PackedPlan):
+    """Prefill: prompts as one flat row, whose keys and values are written into the free `slots` of `cache`.
+    Tokens that a prompt has in common with one in the cache are copied, not computed.
+    """
+
+    def __init__(self, prompts: Sequence[Tensor], cache: Cache, slots: Sequence[int]) -> None:
+        kept = [cache.keep(slot, prompt) for slot, prompt in zip(slots, prompts, strict=True)]
+        super().__init__(
+            [prompt[length:] for prompt, length in zip(prompts, kept, strict=True)],
+            cached=[(slot if length else 0, length) for slot, length in zip(slots, kept, strict=True)],
+        )
+        self.cache, self.slots, self.kept = cache, list(slots), kept
+        self.written = [where.to(cache.device) for where in self.index]
+        for slot, prompt in zip(slots, prompts, strict=True):
+            cache.held[slot, : len(prompt)] = prompt
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, variant: Variant) -> Tensor:
+        keys, values = self.cache.prompt_keys[layer], self.cache.prompt_values[layer]
+        for slot, kept, where in zip(self.slots, self.kept, self.written, strict=True):
+            keys[slot, :, kept : kept + len(where)] = key[0][:, where]
+            values[slot, :, kept : kept + len(where)] = value[0][:, where]
+        return super().attend(layer, query, key, value, variant)
+
+    def cached_keys(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
+        return self.cache.prompt_keys[layer][slot : slot + 1, :, :length], self.cache.prompt_values[layer][
+            slot : slot + 1, :, :length
+        ]
+
+
+class Cache:
+    """Preallocated KV cache, one tensor per layer: keys and values of each prompt (once) and of each row's
+    answer.
+
+    prompt_* (slots, kv heads, prompt, d); own_* (rows, kv heads, answer, d), with the dtype and device of the
+    weights. Live rows are always rows 0..n-1. `held`: the tokens in each prompt slot, also after its rows
+    have ended.
+    """
+
+    def __init__(self, model: Any, *, slots: int, prompt: int, rows: int, answer: int) -> None:
+        config, like = model.config.get_text_config(), next(model.parameters())
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        layers = range(config.num_hidden_layers)
+        self.prompt_keys = [like.new_zeros(slots, heads, prompt, size) for _ in layers]
+        self.prompt_values = [like.new_zeros(slots, heads, prompt, size) for _ in layers]
+        self.own_keys = [like.new_zeros(rows, heads, answer, size) for _ in layers]
+        self.own_values = [like.new_zeros(rows, heads, answer, size) for _ in layers]
+        self.device = like.device
+        self.held = torch.full((slots, prompt), -1)
+
+    def keep(self, slot: int, prompt: Tensor) -> int:
+        """Prepare a free slot for a prompt: copy what the prompt has in common with a prompt in another slot.
+        Returns the number of its tokens that need no prefill; its last token always does.
+        """
+        shared = (self.held[:, : len(prompt) - 1] == prompt[:-1]).long().cumprod(1).sum(1)
+        source = int(shared.argmax()) if shared[slot] < shared.max() else slot
+        length = int(shared[source])
+        self.held[slot] = -1
+        if length < SHARED:
+            return 0
+        if source != slot:
+            for tensors in (*self.prompt_keys, *self.prompt_values):
+                tensors[slot, :, :length] = tensors[source, :, :length]
+        self.held[slot, :length] = prompt[:length]
+        return length
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy row `source` to row `target`, to fill the hole of a finished row."""
+        for own in (*self.own_keys, *self.own_values):
+            own[target, :, :length] = own[source, :, :length]
+
+
+class DecodePlan:
+    """Decode step: one new token for each of R live rows. Row r has place `place[r]` in the grid (slots,
+    width) of siblings.
+
+    A prompt's keys are read once for all its siblings (as in cascade attention); each row adds its own
+    answer's keys. A new plan is built for each step. `slots`: prompts in use, ascending; `prompt_lengths`:
+    their lengths, in the same order; `lengths` (R,): answer lengths before this token.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        *,
+        slots: Sequence[int],
+        prompt_lengths: Tensor,
+        width: int,
+        place: Tensor,
+        lengths: Tensor,
+    ) -> None:
+        self.cache, self.width = cache, width
+        self.rows, self.prompt, self.own = len(lengths), int(prompt_lengths.max()), int(lengths.max()) + 1
+        held = prompt_lengths[place // width]
+        blocked = (torch.arange(self.prompt) >= held[:, None]).to(cache.device)
+        used, first, end = torch.tensor(list(slots)), slots[0], slots[-1] + 1
+        if 2 * len(slots) > end - first:  # a view; gathering copies the keys and values of every layer
+            self.slots, self.count = slice(first, end), end - first
+            place = (used - first)[place // width] * width + place % width
+        else:
+            self.slots, self.count = used.to(cache.device), len(slots)
+        self.place, self.lengths = place.to(cache.device), lengths.to(cache.device)
+        later = torch.arange(self.own, device=cache.device) > self.lengths[:, None]
+        mask = torch.zeros(self.rows, self.prompt + self.own, device=cache.device).masked_fill_(
+            torch.cat([blocked, later], 1), -torch.inf
+        )
+        self._masks: dict[int | None, Tensor] = {None: mask[:, None, None]}
+        self._prompts = held.to(cache.device)
+        self.row = torch.arange(self.rows, device=cache.device)
+        self._grids: dict[int, Tensor] = {}
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, variant: Variant) -> Tensor:
+        heads, kv, size = query.shape[1], key.shape[1], query.shape[-1]
+        group = heads // kv
+        own_keys, own_values = self.cache.own_keys[layer], self.cache.own_values[layer]
+        own_keys[self.row, :, self.lengths] = key[0].transpose(0, 1)
+        own_values[self.row, :, self.lengths] = value[0].transpose(0, 1)
+        q = query[0].transpose(0, 1).reshape(self.rows, kv, group, size) * variant.scale
+        grid = self._grid(q)
+        prompt_keys = self.cache.prompt_keys[layer][self.slots, :, : self.prompt]
+        prompt_values = self.cache.prompt_values[layer][self.slots, :, : self.prompt]
+        shared = self._ungrid(grid @ prompt_keys.transpose(-1, -2), kv, group)
+        own = q @ own_keys[: self.rows, :, : self.own].transpose(-1, -2)
+        weights = variant.weights(torch.cat([shared, own], -1), self._mask(variant.window)).to(q.dtype)
+        out = self._ungrid(self._grid(weights[..., : self.prompt]) @ prompt_values, kv, group)
+        out = out + weights[..., self.prompt :] @ own_values[: self.rows, :, : self.own]
+        return out.reshape(1, self.rows, heads, size)
+
+    def _mask(self, window: int | None) -> Tensor:
+        """(R, 1, 1, prompt + answer): 0 where a row may attend: its prompt and its answer, or what of them is
+        within the window of its new token.
+        """
+        if window not in self._masks:
+            starts = torch.zeros_like(self._prompts), self._prompts
+            positions = torch.cat(
+                [
+                    start[:, None] + torch.arange(length, device=self.cache.device)
+                    for start, length in zip(starts, (self.prompt, self.own), strict=True)
+                ],
+                1,
+            )
+            early = positions <= (self._prompts + self.lengths)[:, None] - window  # pyright: ignore[reportOperatorIssue]
+            self._masks[window] = self._masks[None].masked_fill(early[:, None, None], -torch.inf)
+        return self._masks[window]
+
+    def _grid(self, rows: Tensor) -> Tensor:
+        """(R, kv, group, x) -> (slots, kv, width * group, x). Places without a live row hold arbitrary finite
+        values.
+        """
+        _, kv, group, size = rows.shape
+        if (
+            size not in self._grids
+        ):  # shared by all layers: refilling it in each would cost as much as the products
+            self._grids[size] = rows.new_zeros(self.count * self.width, kv, group, size)
+        grid = self._grids[size].index_copy_(0, self.place, rows)
+        return (
+            grid.view(self.count, self.width, kv, group, size)
+            .transpose(1, 2)
+            .reshape(self.count, kv, self.width * group, size)
+        )
+
+    def _ungrid(self, grid: Tensor, kv: int, group: int) -> Tensor:
+        """(slots, kv, width * group, x) -> (R, kv, group, x): the places of live rows."""
+        grid = (
+            grid.view(self.count, kv, self.width, group, -1)
+            .transpose(1, 2)
+            .reshape(self.count * self.width, kv, group, -1)
+        )
+        return grid[self.place]
