@@ -21,14 +21,12 @@ from typing import Any
 import numpy as np
 
 from ratchet.components.errors import ContractError, DataError, SourceError
-from ratchet.components.evaluation.certificate import (
-    CHANCE,
+from ratchet.components.evaluation.certificate import CHANCE, conversations_of, shortfall
+from ratchet.components.evaluation.certificate_statistics import (
     accuracy,
     calibration,
-    conversations_of,
     independent,
     length_bias,
-    shortfall,
 )
 from ratchet.components.evaluation.linear import bradley_terry, choose_penalty, topics_of
 from ratchet.components.storage.store import MANIFEST

@@ -17,13 +17,8 @@ from ratchet.components.data.groups import by_prompt, read_groups
 from ratchet.components.evaluation import plots
 from ratchet.components.evaluation.best_of_n import accuracy_within_prompts, best_of_n
 from ratchet.components.evaluation.bootstrap import Interval
-from ratchet.components.evaluation.certificate import (
-    accuracy_by_kind,
-    certify,
-    conversations_of,
-    independent,
-    share,
-)
+from ratchet.components.evaluation.certificate import accuracy_by_kind, certify, conversations_of
+from ratchet.components.evaluation.certificate_statistics import independent, share
 from ratchet.components.evaluation.linear import bradley_terry, choose_penalty, topics_of
 from ratchet.components.inference.answers import reward_model_scores
 from ratchet.components.inference.torch import TorchEngine
@@ -39,7 +34,7 @@ from ratchet.components.storage.store import write_atomic
 from ratchet.components.training import ranks
 from ratchet.components.training.loop import reward_columns
 from ratchet.components.training.packing import pack
-from ratchet.components.training.trainer import steps_planned
+from ratchet.components.training.steps import steps_planned
 from ratchet.components.types import Context, Group, Trajectory
 
 PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)

@@ -19,8 +19,9 @@ from ratchet.components.text.chat import count_tokens, encode_group
 from ratchet.components.training import ranks
 from ratchet.components.training.deepspeed import DeepSpeedLearner
 from ratchet.components.training.objectives import parts
+from ratchet.components.training.steps import steps_planned
 from ratchet.components.training.torch import TorchLearner
-from ratchet.components.training.trainer import fit, steps_planned
+from ratchet.components.training.trainer import fit
 from ratchet.components.types import Group
 
 WARN_LOST = 0.05

@@ -151,3 +151,13 @@ class Meter:
 
     def means(self) -> dict[str, float]:
         return {name: self.sums[name] / self.counts[name] for name in self.sums if self.counts[name]}
+
+
+def memories(updates: Mapping[str, Sequence[Part]]) -> dict[str, Schedule]:
+    """All schedules of all objectives, keyed for checkpoints as `role.label.option`."""
+    return {
+        f"{role}.{p.label}.{name}": schedule
+        for role, ps in updates.items()
+        for p in ps
+        for name, schedule in p.memories().items()
+    }

@@ -153,3 +153,10 @@ def _tensor(
             )
         steps[b, : len(value)] = torch.tensor(value, dtype=dtype)
     return steps
+
+
+def widest(units: Sequence[Unit]) -> Unit:
+    """The coarsest unit, whose batches keep every finer unit whole: a group contains pairs, a pair contains
+    rows.
+    """
+    return max(units, key=("step", "row", "pair", "group").index)

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, final
 from ratchet.components.piece import build
 from ratchet.components.protocols import Memory
 from ratchet.components.training.loop import Named, pieces, prepare_groups, stateful_pieces
-from ratchet.components.training.objectives import parts
+from ratchet.components.training.objectives import memories, parts
 from ratchet.components.training.rounds import Pieces, prepare, select, update
-from ratchet.components.training.trainer import memories
 from ratchet.components.types import Context, Group
 
 if TYPE_CHECKING:

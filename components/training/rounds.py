@@ -24,7 +24,8 @@ from ratchet.components.training.loop import (
 )
 from ratchet.components.training.objectives import Part
 from ratchet.components.training.postconditions import check_rollout
-from ratchet.components.training.trainer import one_step, step_groups
+from ratchet.components.training.steps import step_groups
+from ratchet.components.training.trainer import one_step
 from ratchet.components.types import Context, Group, Prompt
 
 if TYPE_CHECKING:

@@ -20,31 +20,19 @@ from ratchet.components.storage.checkpoints import Log, latest, load_checkpoint,
 from ratchet.components.storage.state import load_state, save_state
 from ratchet.components.training import ranks
 from ratchet.components.training.loop import tokens_of
-from ratchet.components.training.objectives import Meter, Part
-from ratchet.components.training.packing import order, pack
+from ratchet.components.training.objectives import Meter, Part, memories
+from ratchet.components.training.packing import pack, widest
 from ratchet.components.training.postconditions import check_step_counts
 from ratchet.components.training.reduce import Counts, count, reduce
+from ratchet.components.training.steps import TRAINED, save_is_due, step_groups, steps_planned
 from ratchet.components.types import Batch, Group, Outputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ratchet.components.protocols import Learner, Schedule
+    from ratchet.components.protocols import Learner
 
 T = TypeVar("T")
-SAVE_SECONDS = 300.0
-"""Time between checkpoints where a recipe has no `save_every`."""
-TRAINED = "trained"
-"""Optional bool column. Trajectories where it is false enter no loss; only the `means` of objectives read
-them.
-"""
-
-
-def widest(units: Sequence[Unit]) -> Unit:
-    """The coarsest unit, whose batches keep every finer unit whole: a group contains pairs, a pair contains
-    rows.
-    """
-    return max(units, key=("step", "row", "pair", "group").index)
 
 
 def measure(
@@ -215,41 +203,6 @@ def one_step(
             for schedule in part.memories().values():
                 schedule.update(line)
     return line
-
-
-def memories(updates: Mapping[str, Sequence[Part]]) -> dict[str, Schedule]:
-    """All schedules of all objectives, keyed for checkpoints as `role.label.option`."""
-    return {
-        f"{role}.{p.label}.{name}": schedule
-        for role, ps in updates.items()
-        for p in ps
-        for name, schedule in p.memories().items()
-    }
-
-
-def steps_planned(units: int, options: Mapping[str, Any]) -> int:
-    """Number of optimizer steps of a fit. The last step of an epoch may be smaller."""
-    steps = math.ceil(units / options["batch"]) * options["epochs"]
-    return min(steps, options["max_steps"]) if options["max_steps"] else steps
-
-
-def save_is_due(every: int | None, step: int, saved: float) -> bool:
-    """Whether to write a checkpoint after this step: every `every` steps (0: never), or for None
-    `SAVE_SECONDS` after the last one at `saved` (of `time.monotonic`), by the clock of rank 0. A checkpoint
-    is three times the size of the weights.
-    """
-    if every is None:
-        return ranks.once(lambda: time.monotonic() - saved >= SAVE_SECONDS)
-    return bool(every) and step % every == 0
-
-
-def step_groups(groups: Sequence[Group], options: Mapping[str, Any], step: int, seed: int) -> Sequence[Group]:
-    """The groups of optimizer step `step` (from 0) of passes over `groups`, which are shuffled for each
-    epoch.
-    """
-    batch = options["batch"]
-    epoch, within = divmod(step, math.ceil(len(groups) / batch))
-    return [groups[i] for i in order(len(groups), epoch, seed)[within * batch : (within + 1) * batch]]
 
 
 def fit(

@@ -10,15 +10,12 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import brier_score_loss
 
 from ratchet.components.errors import ContractError, DataError, RecipeError
-from ratchet.components.evaluation.certificate import (
+from ratchet.components.evaluation.certificate import accuracy_by_kind, certify, conversations_of, require
+from ratchet.components.evaluation.certificate_statistics import (
     accuracy,
-    accuracy_by_kind,
     calibration,
-    certify,
-    conversations_of,
     independent,
     length_bias,
-    require,
     share,
 )
 from ratchet.components.types import Group, Prompt, Trajectory

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from ratchet.components.evaluation import plots
-from ratchet.components.evaluation.certificate import certify, share
+from ratchet.components.evaluation.certificate import certify
+from ratchet.components.evaluation.certificate_statistics import share
 from ratchet.components.evaluation.gates import check_gates
 from ratchet.components.evaluation.report import win_rates, write_report
 from ratchet.components.evaluation.report_format import number

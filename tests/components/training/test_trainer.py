@@ -10,7 +10,9 @@ from ratchet.components.errors import TrainingError
 from ratchet.components.storage.checkpoints import latest
 from ratchet.components.training import trainer
 from ratchet.components.training.objectives import parts
-from ratchet.components.training.trainer import fit, steps_planned, widest
+from ratchet.components.training.packing import widest
+from ratchet.components.training.steps import steps_planned
+from ratchet.components.training.trainer import fit
 from ratchet.components.types import Group, Outputs, Prompt, Trajectory
 
 

@@ -11,7 +11,8 @@ import pytest
 from ratchet.components.recipes.recipe import load, names
 from ratchet.components.storage.checkpoints import latest
 from ratchet.components.training.objectives import parts
-from ratchet.components.training.trainer import fit, steps_planned
+from ratchet.components.training.steps import steps_planned
+from ratchet.components.training.trainer import fit
 from ratchet.components.types import Batch, Group, Outputs, Prompt, Trajectory
 
 BEST = 6  # of the toy's weight, on held-out data
