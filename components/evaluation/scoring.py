@@ -11,7 +11,8 @@ from ratchet.components.errors import DataError
 from ratchet.components.evaluation.answers import answer_rates
 from ratchet.components.evaluation.bootstrap import Interval
 from ratchet.components.evaluation.diversity import cosine_spread, distinct_n, self_bleu
-from ratchet.components.evaluation.gold import Encoder, GoldMeasure
+from ratchet.components.evaluation.encoder import Encoder
+from ratchet.components.evaluation.gold import GoldMeasure
 from ratchet.components.evaluation.results import Scored
 from ratchet.components.piece import build
 from ratchet.components.recipes.arms import label_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ratchet.components.data.curate import pair_report
+from ratchet.components.data.curation_report import pair_report
 from ratchet.components.data.groups import read_groups, save_table, write_groups
 from ratchet.components.data.statistics import statistics
 from ratchet.components.models.load import load_tokenizer

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ratchet.components.data.groups import read_groups
+from ratchet.components.evaluation.encoder import Encoder
 from ratchet.components.evaluation.fluency import perplexity, perplexity_ratio
 from ratchet.components.evaluation.gates import check_gates
-from ratchet.components.evaluation.gold import Encoder, GoldMeasure
+from ratchet.components.evaluation.gold import GoldMeasure
 from ratchet.components.evaluation.quality import flattened
 from ratchet.components.evaluation.report import write_report
 from ratchet.components.evaluation.results import (

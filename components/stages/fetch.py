@@ -38,7 +38,8 @@ def fetch_model(job: Job) -> dict[str, Any]:
     model.
     """
     from ratchet.components.inference.verify import require_verified
-    from ratchet.components.models.load import REMOTE_CODE, convert_gguf, trusted
+    from ratchet.components.models.gguf import convert_gguf
+    from ratchet.components.models.load import REMOTE_CODE, trusted
     from ratchet.components.models.lora import FOLDER, is_adapter, merge_adapter
 
     options = job.options
@@ -90,7 +91,7 @@ def _gguf(got: Path) -> bool:
 
 def _download_base(adapter: Path, job: Job) -> dict[str, str]:
     """Fetch the base model of a LoRA into progress/base_model; returns its address."""
-    from ratchet.components.models.load import convert_gguf
+    from ratchet.components.models.gguf import convert_gguf
     from ratchet.components.models.lora import base_of
 
     address, place = job.options.get("base") or base_of(adapter), job.work.progress / "base_model"

@@ -7,11 +7,8 @@ or weights in host memory.
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import math
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -25,46 +22,11 @@ from ratchet.components.models.lora import FOLDER, save_adapter
 from ratchet.components.models.products import has_bfloat16
 from ratchet.components.models.value import PolicyWithValue
 from ratchet.components.training import ranks
+from ratchet.components.training.deepspeed_config import _deepspeed, _quiet, config
 from ratchet.components.training.torch import Schedule, rate
 from ratchet.components.types import Batch, Outputs, Read
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-BFLOAT16 = {
-    "bf16": {"enabled": True, "check_grad_overflow": True},
-    "data_types": {"grad_accum_dtype": "fp32"},
-}
-
-
-def config(
-    *,
-    zero_stage: int = 2,
-    offload_optimizer: bool = False,
-    offload_parameters: bool = False,
-    precision: Literal["float32", "bfloat16"] = "float32",
-    max_grad_norm: float | None = None,
-) -> dict[str, Any]:
-    """The DeepSpeed configuration. Losses are already divided by global counts and `step` marks the
-    accumulation boundary, so batch size and accumulation are 1. At stage 0 the learner clips gradients
-    itself.
-    """
-    zero: dict[str, Any] = {"stage": zero_stage, "overlap_comm": False, "contiguous_gradients": True}
-    if zero_stage == 3:
-        zero["stage3_param_persistence_threshold"] = 10_000  # keep vectors replicated, shard matrices
-    if offload_optimizer:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
-    if offload_parameters:
-        zero["offload_param"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
-    return {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "managed_gradient_accumulation": False,
-        "gradient_clipping": (max_grad_norm or 0.0) if zero_stage else 0.0,
-        **(BFLOAT16 if precision == "bfloat16" else {}),
-        "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,  # torch.optim.AdamW, as in TorchLearner
-        "zero_force_ds_cpu_optimizer": False,  # also when offloaded: identical arithmetic, nothing to compile
-        "wall_clock_breakdown": False,
-    }
 
 
 @final
@@ -349,35 +311,3 @@ class Rows(nn.Module):
 
     def forward(self, batch: Batch, outputs: frozenset[str | Read]) -> dict[str | Read, Tensor]:
         return dict(model_outputs(self.model, self.kind, batch, outputs).by_name)
-
-
-def _deepspeed() -> Any:
-    """Import DeepSpeed, or raise a `RecipeError`."""
-    if not torch.cuda.is_available():
-        os.environ.setdefault(
-            "DS_ACCELERATOR", "cpu"
-        )  # read at import; DeepSpeed looks for a CUDA toolkit otherwise
-    os.environ.setdefault("LOCAL_RANK", "0")  # set by torchrun; DeepSpeed needs it in a single process too
-    try:
-        with _quiet():
-            import deepspeed
-    except ImportError as error:
-        raise RecipeError(
-            f"profile `learner: deepspeed`: DeepSpeed cannot be imported ({error}); "
-            "pip install 'ratchet-rlhf[scale]', or set `learner: torch`"
-        ) from error
-    # would be compiled at first use, for minutes; gloo is used instead
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    return deepspeed
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress DeepSpeed's INFO output (hundreds of lines of configuration)."""
-    logger = logging.getLogger("DeepSpeed")
-    before = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(before or logging.WARNING)

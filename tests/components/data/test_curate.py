@@ -13,7 +13,8 @@ from ratchet.components.data.builders import (
     prompt_digest,
     prompt_groups,
 )
-from ratchet.components.data.curate import curate, pair_report, rating_report
+from ratchet.components.data.curate import curate
+from ratchet.components.data.curation_report import pair_report, rating_report
 from ratchet.components.data.groups import read_groups
 from ratchet.components.data.records import Conversation
 from ratchet.components.data.sources import digest, fetch

@@ -10,7 +10,8 @@ from sklearn.linear_model import LogisticRegression
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
 from ratchet.components.errors import ContractError, DataError, SourceError
-from ratchet.components.evaluation.gold import Encoder, GoldMeasure, train_gold
+from ratchet.components.evaluation.encoder import Encoder
+from ratchet.components.evaluation.gold import GoldMeasure, train_gold
 from ratchet.components.evaluation.linear import bradley_terry
 from ratchet.components.types import Group, Prompt, Trajectory
 

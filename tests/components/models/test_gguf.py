@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from ratchet.components.errors import SourceError
-from ratchet.components.models.load import convert_gguf, load_policy, load_tokenizer
+from ratchet.components.models.gguf import convert_gguf
+from ratchet.components.models.load import load_policy, load_tokenizer
 from ratchet.components.text.contract import contract_of
 
 NAMES = {

@@ -362,7 +362,7 @@ if __name__ == "__main__":
 def test_deepspeed_knows_every_key_of_the_configuration(stage: int) -> None:
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-    from ratchet.components.training.deepspeed import config
+    from ratchet.components.training.deepspeed_config import config
 
     settings = config(zero_stage=stage, precision="bfloat16" if stage > 1 else "float32", max_grad_norm=1.0)
     assert (
