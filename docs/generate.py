@@ -29,7 +29,8 @@ from ratchet.components.recipes.phases import sections as phases_of
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.recipe import folder, load, names
 from ratchet.components.recipes.schema import Recipe
-from ratchet.components.recipes.sections import Parser, Spec, Split
+from ratchet.components.recipes.sections import Parser, Spec
+from ratchet.components.recipes.splits import Split
 from ratchet.components.recipes.yaml_files import shipped
 from ratchet.flows.catalogue import families, page, plotted, slug
 from ratchet.flows.catalogue import link as paper

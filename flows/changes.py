@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
 from ratchet.components.errors import RecipeError
 from ratchet.flows.alerts import alert_change
-from ratchet.flows.deployments import Deployment, Place, Plan, Schedule, WorkPool, stage_deployment
+from ratchet.flows.deployment_settings import entrypoint, pool_settings, prefect_schedule, readable
+from ratchet.flows.deployments import Deployment, Plan, WorkPool, stage_deployment
 from ratchet.tasks.process.locks import REGISTRY
 
 OURS = "ratchet"  # tag of the deployments managed by this file
@@ -21,9 +21,6 @@ MAKE_SECRET = (
     'python -c "from getpass import getpass; from prefect.blocks.system import Secret; '
     "Secret(value=getpass()).save('{}')\""
 )  # reads the value from the terminal, so that it is in no shell history
-EPOCH = datetime(
-    2020, 1, 1, tzinfo=UTC
-)  # fixed anchor of intervals, so that deploying again does not shift them
 
 
 @dataclass(frozen=True)
@@ -168,8 +165,8 @@ def _stage(deployment: Deployment, does: str, pool: str, client: Any, workspace:
         "description": f"Stages of {deployment.name} that do `{does}`.",
         "tags": [OURS],
         "parameters": {"home": place.home, "gpus": place.gpus},
-        **_entrypoint(one_stage, STAGE_FLOW),
-        **_pool_settings(place, pool, place.gpus, workspace),
+        **entrypoint(one_stage, STAGE_FLOW),
+        **pool_settings(place, pool, place.gpus, workspace),
     }
     known = _or_none(client.read_deployment_by_name, f"{STAGE_FLOW}/{name}")
     before = (
@@ -191,7 +188,7 @@ def _deployment(deployment: Deployment, pool: str, client: Any, workspace: Path)
 
     from ratchet.flows.post_training import post_training
 
-    schedules = [_prefect_schedule(schedule) for schedule in deployment.schedules]
+    schedules = [prefect_schedule(schedule) for schedule in deployment.schedules]
     strategy: Any = {"wait": "ENQUEUE", "refuse": "CANCEL_NEW"}[deployment.if_running]
     wanted = {
         "description": deployment.description,
@@ -209,19 +206,19 @@ def _deployment(deployment: Deployment, pool: str, client: Any, workspace: Path)
                 does: f"{STAGE_FLOW}/{stage_deployment(deployment, does)}" for does in deployment.stages
             },
         },
-        **_entrypoint(post_training, FLOW),
-        **_pool_settings(deployment.work_pool, pool, deployment.gpus, workspace),
+        **entrypoint(post_training, FLOW),
+        **pool_settings(deployment.work_pool, pool, deployment.gpus, workspace),
     }
     if deployment.paused is not None:
         wanted["paused"] = deployment.paused
     known = _or_none(client.read_deployment_by_name, f"{FLOW}/{deployment.name}")
-    after = {**wanted, "schedules": _readable(schedules), "if_running": strategy}
+    after = {**wanted, "schedules": readable(schedules), "if_running": strategy}
     before = None
     if known is not None:
         limit, options = known.global_concurrency_limit, known.concurrency_options
         before = {key: getattr(known, key) for key in wanted} | {
             "tags": sorted(known.tags),
-            "schedules": _readable(known.schedules),
+            "schedules": readable(known.schedules),
             "if_running": options.collision_strategy.value
             if limit and limit.limit == 1 and options
             else None,
@@ -240,70 +237,6 @@ def _deployment(deployment: Deployment, pool: str, client: Any, workspace: Path)
             **wanted,
         ),
     )
-
-
-def _prefect_schedule(s: Schedule) -> Any:
-    from prefect.client.schemas.actions import DeploymentScheduleCreate
-    from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
-
-    interval = timedelta(seconds=s.interval or 0)
-    return DeploymentScheduleCreate(
-        active=s.active,
-        schedule=CronSchedule(cron=s.cron, timezone=s.timezone)
-        if s.cron
-        else IntervalSchedule(interval=interval, anchor_date=EPOCH, timezone=s.timezone),
-    )
-
-
-def _entrypoint(flow: Any, name: str) -> dict[str, Any]:
-    from prefect.utilities.callables import parameter_schema
-
-    return {
-        "entrypoint": f"ratchet.flows.{name}.{name}",
-        "parameter_openapi_schema": parameter_schema(flow).model_dump_for_openapi(),
-        "enforce_parameter_schema": True,
-    }
-
-
-def _pool_settings(place: Place, pool: str, gpus: int, workspace: Path) -> dict[str, Any]:
-    """Work pool, queue and job variables of a deployment; `pool` is the pool's type."""
-    return {
-        "work_pool_name": place.name,
-        "work_queue_name": place.work_queue_name or "default",
-        "job_variables": {
-            **_gpu_variables(pool, gpus),
-            **({"working_dir": str(workspace)} if pool == "process" else {}),
-            **place.job_variables,
-        },
-    }
-
-
-def _gpu_variables(pool: str, count: int) -> dict[str, Any]:
-    """Job variables that request GPUs. Process workers see all GPUs of their machine. Docker's `count: 1`
-    would give every container the first GPU, so containers get all and each stage locks its own
-    (`tasks/process/locks.py`). Kubernetes assigns them exclusively.
-    """
-    if not count or pool == "process":
-        return {}
-    return (
-        {"gpus": count}
-        if pool == "kubernetes"
-        else {"device_requests": [{"count": -1, "capabilities": [["gpu"]]}]}
-    )
-
-
-def _readable(schedules: Sequence[Any]) -> list[str]:
-    """Schedules as readable text, sorted."""
-    lines = []
-    for deployed in schedules:
-        schedule = deployed.schedule
-        text = (
-            f"cron {schedule.cron}"
-            if hasattr(schedule, "cron")
-            else f"every {schedule.interval.total_seconds():.0f} s"
-        )
-        lines.append(f"{text} {schedule.timezone}{'' if deployed.active else ' (off)'}")
-    return sorted(lines)
 
 
 def _change(

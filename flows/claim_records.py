@@ -22,7 +22,8 @@ from ratchet.components.recipes.conform import conform, record
 from ratchet.components.recipes.plan import Stage, our_sources, plan, source_digest
 from ratchet.components.recipes.ranges import Finite, Natural, NotNegative
 from ratchet.components.recipes.recipe import load, names, plain
-from ratchet.components.recipes.schema import START, ZERO, Claim, Recipe
+from ratchet.components.recipes.schema import Recipe
+from ratchet.components.recipes.schema_claim import START, ZERO, Claim
 from ratchet.components.storage.definitions import Sources
 from ratchet.components.storage.store import digest, write_atomic
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ratchet.components.errors import DataError, nearest
 from ratchet.components.recipes.plan import Stage
-from ratchet.components.recipes.schema import Claim
+from ratchet.components.recipes.schema_claim import Claim
 from ratchet.tasks.pipeline import Pipeline
 
 Values = tuple[list[float], list[float], Any]

@@ -24,7 +24,7 @@ from ratchet.components.evaluation.verdicts import (
 )
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.recipes.recipe import load
-from ratchet.components.recipes.schema import START, ZERO, Claim
+from ratchet.components.recipes.schema_claim import START, ZERO, Claim
 from ratchet.components.storage.store import read_manifest
 from ratchet.flows import claim_values
 from ratchet.flows.claim_records import Comparison, Verdict, claiming, is_tiny, key_of, profile_of, sentence

@@ -19,7 +19,8 @@ from ratchet.components.evaluation.measured import OF_ANSWERS, measured
 from ratchet.components.evaluation.verdicts import crossed, decide
 from ratchet.components.recipes.arms import arms
 from ratchet.components.recipes.recipe import load
-from ratchet.components.recipes.schema import Claim, Recipe
+from ratchet.components.recipes.schema import Recipe
+from ratchet.components.recipes.schema_claim import Claim
 from ratchet.components.storage.store import write_atomic
 from ratchet.flows.claim_records import sentence
 from ratchet.tasks.pipeline import Pipeline

@@ -6,7 +6,7 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ratchet.components.recipes.schema import Claim
+from ratchet.components.recipes.schema_claim import Claim
 from ratchet.flows.claim_records import Verdict
 
 WIDTH = 41

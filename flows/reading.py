@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-from ratchet.components.errors import DataError, RecipeError, nearest
+from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.storage.store import read_manifest
-from ratchet.components.types import Group, Message, Prompt, Trajectory
+from ratchet.flows.reward_scores import RewardModel
 from ratchet.tasks.tracking.outcome import outcome, result, verdict_of
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
-    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 State = Literal["running", "interrupted", "waiting", "finished", "stopped", "failed"]
@@ -269,51 +266,3 @@ class Run:
         if name.lower() not in titles:
             raise RecipeError(f"run {self.name} has no model {name!r}{nearest(name, [*titles, *planned])}")
         return titles[name.lower()]
-
-
-class RewardModel:
-    """A reward model of a directory, in float32 on the host or in the precision of the GPU."""
-
-    def __init__(self, path: str | Path) -> None:
-        from ratchet.components.inference.torch import TorchEngine
-
-        self.path = Path(path)
-        if not (self.path / "config.json").is_file():
-            raise RecipeError(f"{self.path} is not a model directory: config.json is missing")
-        self._engine = TorchEngine(self.path, kind="reward")
-
-    @property
-    def module(self) -> torch.nn.Module:
-        """The torch module: a sequence classifier of transformers, or one with a head of ours."""
-        return self._engine.model
-
-    def score(self, prompts: Sequence[str | Sequence[Message]], answers: Sequence[str]) -> np.ndarray:
-        """The scores of one answer to each prompt, float64 (N,): logits of the Bradley-Terry model, so the
-        difference of two answers to one prompt is the log-odds that the first is preferred. NaN for an empty
-        answer. A prompt is the user's text, or its messages.
-
-        Raises `DataError` unless there are as many answers as prompts.
-        """
-        import numpy as np
-
-        if len(prompts) != len(answers):
-            raise DataError(
-                f"reward model: {len(prompts)} prompts and {len(answers)} answers; expected one answer to "
-                "each prompt"
-            )
-        conversations = [
-            tuple(one) if not isinstance(one, str) else (Message(role="user", content=one),)
-            for one in prompts
-        ]
-        groups = [
-            Group(Prompt(str(i), messages), (Trajectory((Message(role="assistant", content=answer),)),))
-            for i, (messages, answer) in enumerate(zip(conversations, answers, strict=True))
-        ]
-        rows = self._engine.score(groups, frozenset({"scores"}))
-        return np.array(
-            [
-                row["scores"][0] if answer.strip() else float("nan")
-                for row, answer in zip(rows, answers, strict=True)
-            ],
-            dtype=float,
-        )

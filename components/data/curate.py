@@ -57,7 +57,8 @@ from ratchet.components.data.statistics import kind_of, soundness, statistics
 from ratchet.components.errors import DataError, GateError
 from ratchet.components.piece import build
 from ratchet.components.recipes.conform import conform
-from ratchet.components.recipes.sections import SHARES, Contexts, Data
+from ratchet.components.recipes.sections import Contexts, Data
+from ratchet.components.recipes.splits import SHARES
 from ratchet.components.stages.progress import advance, expect
 from ratchet.components.types import Group
 

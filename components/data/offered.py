@@ -9,7 +9,7 @@ from ratchet.components.data.published import share_of
 from ratchet.components.data.records import Conversation, Rejected
 from ratchet.components.data.splits import split, split_key
 from ratchet.components.errors import DataError
-from ratchet.components.recipes.sections import PAIRS, SHARES, SINGLE, kind_of
+from ratchet.components.recipes.splits import PAIRS, SHARES, SINGLE, kind_of
 
 NEEDS = {
     "sft": "answers of the assistant",

@@ -24,7 +24,7 @@ from ratchet.components.data.published import published
 from ratchet.components.data.records import Conversation, FilterResult, Rejected
 from ratchet.components.errors import DataError
 from ratchet.components.piece import Description, build, catalogue
-from ratchet.components.recipes.sections import SPLIT_COLUMN
+from ratchet.components.recipes.splits import SPLIT_COLUMN
 
 Parser = Callable[[Mapping[str, Any]], Sequence[Conversation]]
 RENAMED = "renamed: duplicate id"

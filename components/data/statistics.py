@@ -21,7 +21,7 @@ from ratchet.components.data.language_id import language_of
 from ratchet.components.data.near import near_earlier, shingles
 from ratchet.components.data.personal_data import scrubbed
 from ratchet.components.data.records import CountTokens
-from ratchet.components.recipes.sections import PROMPT_SECTIONS, kind_of
+from ratchet.components.recipes.splits import PROMPT_SECTIONS, kind_of
 from ratchet.components.types import Group, Message
 
 SCHEMA = pa.schema(

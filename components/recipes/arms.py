@@ -8,7 +8,8 @@ from typing import Any
 
 from ratchet.components.piece import describe, resolve
 from ratchet.components.recipes.phases import has_three_arms, initial_phase
-from ratchet.components.recipes.schema import Arm, BestOf, Evaluate, Recipe
+from ratchet.components.recipes.schema import Recipe
+from ratchet.components.recipes.schema_evaluation import Arm, BestOf, Evaluate
 
 TITLES = {"base": "base", "initial": "SFT", "policy": "final"}
 """Display names of the arms of the short spelling."""

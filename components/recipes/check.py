@@ -16,7 +16,8 @@ from ratchet.components.recipes.check_phases import check_phase_names, check_pha
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.reward_models import certified, optimised_models, trained_reward_models
-from ratchet.components.recipes.schema import START, Online, Recipe
+from ratchet.components.recipes.schema import Online, Recipe
+from ratchet.components.recipes.schema_claim import START
 from ratchet.components.training.loop import reward_columns
 
 

@@ -17,14 +17,14 @@ from ratchet.components.recipes.check_records import Checked, check_records, unr
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.reward_models import certified
 from ratchet.components.recipes.schema import Groups, Learn, Recipe, Reward, Sft
-from ratchet.components.recipes.sections import (
+from ratchet.components.recipes.sections import DataSource
+from ratchet.components.recipes.splits import (
     KINDS,
     PAIRS,
     SHARES,
     SINGLE,
     SPLIT_COLUMN,
     SPLITS,
-    DataSource,
     is_split,
     kind_of,
 )

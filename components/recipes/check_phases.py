@@ -21,7 +21,7 @@ from ratchet.components.recipes.schema import (
     Sft,
     Spec,
 )
-from ratchet.components.recipes.sections import KINDS, PAIRS, SINGLE, kind_of
+from ratchet.components.recipes.splits import KINDS, PAIRS, SINGLE, kind_of
 
 TAKEN = re.compile(
     r"policy|reference|initial|base|encoder|gold|data|raw|drafts|curated|pairs|improve|evaluate|report|groups|"

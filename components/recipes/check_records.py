@@ -14,7 +14,8 @@ from typing import Any
 
 from ratchet.components.errors import DataError, GateError, RecipeError
 from ratchet.components.recipes.schema import Recipe
-from ratchet.components.recipes.sections import PROMPT_SECTIONS, Data, kind_of
+from ratchet.components.recipes.sections import Data
+from ratchet.components.recipes.splits import PROMPT_SECTIONS, kind_of
 from ratchet.components.types import Group, Message
 
 HEAD = 500

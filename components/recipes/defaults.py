@@ -11,8 +11,9 @@ from ratchet.components.recipes.arms import rollout_of
 from ratchet.components.recipes.conform import conform
 from ratchet.components.recipes.phases import sections, with_sections
 from ratchet.components.recipes.ranges import Finite
-from ratchet.components.recipes.schema import Arm, BestOf, Evaluate, Online, Recipe, Role, Spec
-from ratchet.components.recipes.sections import PROMPT_SECTIONS
+from ratchet.components.recipes.schema import Online, Recipe, Role, Spec
+from ratchet.components.recipes.schema_evaluation import Arm, BestOf, Evaluate
+from ratchet.components.recipes.splits import PROMPT_SECTIONS
 
 MEASURE_KEYS = ("label",)
 OBJECTIVE_KEYS = ("weight", "reduce", "label", "weight_column", "where")

@@ -20,22 +20,16 @@ from ratchet.components.recipes.check import check, check_window
 from ratchet.components.recipes.conform import conform
 from ratchet.components.recipes.correction import corrected, corrected_again
 from ratchet.components.recipes.defaults import section_with_defaults, with_defaults
+from ratchet.components.recipes.merging import merge
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.ranges import Count
-from ratchet.components.recipes.schema import SCHEMA, START, ZERO, Online, Recipe
+from ratchet.components.recipes.schema import SCHEMA, Online, Recipe
+from ratchet.components.recipes.schema_claim import START, ZERO
 from ratchet.components.recipes.smoke import limited
 from ratchet.components.recipes.yaml_files import folder, parse_yaml, read_yaml, shipped
 
 YAML = (".yaml", ".yml")  # a name with this suffix is a file
-OF_BYTES = (
-    "sha256",
-    "base",
-    "base_sha256",
-    "format",
-    "shape",
-    "remote_code",
-)  # keys that apply to the base's source only
 
 
 def names() -> list[str]:
@@ -158,62 +152,6 @@ def load_profile(name: str) -> Profile:
     raw = {"name": path.stem, **_read(path)}
     refuse_secrets(raw, f"profile {name}")
     return conform(Profile, raw, f"profile {name}")
-
-
-def merge(base: Mapping[str, Any], over: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """`over` merged into `base`: mappings merge, everything else replaces. A piece with another name replaces
-    the whole piece; another source also removes keys that apply to the base's source (`OF_BYTES`). A mapping
-    of numbers over a list changes the items at these indices (from 0); null removes an item.
-    """
-    if isinstance(base.get("source"), str) and over.get("source", base["source"]) != base["source"]:
-        base = {key: value for key, value in base.items() if key not in OF_BYTES}
-    if (
-        "name" in base
-        and "name" in over
-        and "fit" not in base
-        and "schema" not in base
-        and base["name"] != over["name"]
-    ):
-        return dict(over)
-    merged = dict(base)
-    if where == "data":  # a single source replaces several, and vice versa
-        replaced = (
-            ("source", "sha256", "config", "parser", "columns")
-            if over.get("sources")
-            else ("sources",)
-            if over.get("source")
-            else ()
-        )
-        merged = {key: value for key, value in merged.items() if key not in replaced}
-    for key, value in over.items():
-        merged[key] = _on(merged.get(key), value, f"{where}.{key}" if where else key)
-    return merged
-
-
-def _on(below: Any, value: Any, where: str) -> Any:
-    if isinstance(below, Mapping) and isinstance(value, Mapping):
-        return merge(below, value, where)
-    if not (
-        isinstance(below, list)
-        and isinstance(value, Mapping)
-        and value
-        and all(str(key).isdigit() for key in value)
-    ):
-        return value
-    items = list(below)
-    for key, item in value.items():
-        if int(key) >= len(items):
-            raise RecipeError(
-                f"{where}.{key}: the list has {len(items)} items, counted from 0; write the whole list to "
-                "add one"
-            )
-        one = items[int(key)]
-        items[int(key)] = _on(
-            {"name": one} if isinstance(one, str) and isinstance(item, Mapping) else one,
-            item,
-            f"{where}.{key}",
-        )
-    return [item for item in items if item is not None]
 
 
 def dump(recipe: Recipe, profile: Profile) -> str:

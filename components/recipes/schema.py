@@ -10,26 +10,24 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ratchet.components.errors import RecipeError
 from ratchet.components.recipes.conform import record
 from ratchet.components.recipes.ranges import (
     BelowOne,
     Bool,
     Count,
-    Finite,
     LearningRate,
     Natural,
     NotNegative,
-    OpenShare,
     Positive,
     Seed,
     Share,
-    Temperature,
 )
-from ratchet.components.recipes.sections import Data, Gate, Limits, Sizes, Spec, Split, Watch
+from ratchet.components.recipes.schema_claim import Claim
+from ratchet.components.recipes.schema_evaluation import Evaluate, Register
+from ratchet.components.recipes.sections import Data, Limits, Sizes, Spec, Watch
+from ratchet.components.recipes.splits import Split
 
 SCHEMA = 1
-START, ZERO, MOST_SEEDS = "start", "zero", 8
 
 
 @record
@@ -38,62 +36,6 @@ class Rule:
 
     limit: NotNegative  # value beyond which the rule trips
     action: Literal["warn", "roll_back", "stop"] = "warn"  # roll_back: keep the previous policy this round
-
-
-@record
-class Claim:
-    """The method's published claim against one or several baselines, tested over seeds by `ratchet claims`.
-    Settings of all of them are chosen on other seeds than those of the check.
-    """
-
-    # baseline recipes; `start`: this recipe's policy before its last training, in the same evaluation;
-    # `zero`: the number 0, for a report that compares arms itself
-    against: str | Sequence[str]
-    metric: str  # of the evaluation; with `per: curve` of the training log (metrics.jsonl)
-    direction: Literal["higher", "lower"] = "higher"  # of the claimed difference
-    at_least: NotNegative = 0.0  # smallest effect of interest: the whole interval must lie beyond it
-    seeds: Count = 3  # number of seeds of the first look
-    max_seeds: Count | None = None  # seeds are added up to this while undecided; null: 8
-    # prompt: paired by seed and prompt; seed: one number per seed; curve: one number per training curve
-    per: Literal["prompt", "seed", "curve"] = "prompt"
-    level: Finite | None = None  # with `per: curve`: number of logged steps to reach it; null: their mean
-    budget: Literal["updates", "tokens", "labels"] | None = None  # what is as large as in the baselines
-    testbed: str = ""  # what the check is run on, and what it cannot show
-    changed: Natural = 0  # how often the check was changed after its first result
-
-    def __post_init__(self) -> None:
-        if not self.baselines:
-            raise RecipeError("claim.against: expected one or several baseline recipes, got none")
-        if self.level is not None and self.per != "curve":
-            raise RecipeError("claim.level: applies to `per: curve` only; remove it, or set per: curve")
-        if START in self.baselines and self.per != "prompt":
-            raise RecipeError(
-                f"claim.per: expected prompt with `against: {START}`, whose answers are compared one by "
-                f"one, got {self.per!r}"
-            )
-        if ZERO in self.baselines and self.per != "seed":
-            raise RecipeError(
-                f"claim.per: expected seed with `against: {ZERO}`, one number per seed, got {self.per!r}"
-            )
-        if ZERO in self.baselines and self.budget:
-            raise RecipeError(f"claim.budget: there is none to compare with `against: {ZERO}`; remove it")
-        if self.max_seeds is not None and self.max_seeds < self.seeds:
-            raise RecipeError(
-                f"claim.max_seeds: expected at least claim.seeds ({self.seeds}), got {self.max_seeds}"
-            )
-
-    @property
-    def baselines(self) -> tuple[str, ...]:
-        return (self.against,) if isinstance(self.against, str) else tuple(self.against)
-
-    @property
-    def recipes(self) -> tuple[str, ...]:
-        """The baselines that are recipes."""
-        return tuple(one for one in self.baselines if one not in (START, ZERO))
-
-    @property
-    def most_seeds(self) -> int:
-        return self.max_seeds or max(MOST_SEEDS, self.seeds)
 
 
 @record
@@ -312,75 +254,6 @@ class Groups:
 
 
 AnyPhase = Annotated[Learn | Reward | Online | Groups, Field(discriminator="does")]
-
-
-@record
-class BestOf:
-    """Best-of-n decoding: the final policy answers with the best of `n` samples by the last reward that the
-    annotators write.
-    """
-
-    annotate: Sequence[Spec]  # rewards
-    n: Count = 4  # samples per prompt
-
-
-@record
-class Arm:
-    """An arm of the evaluation: a model that answers held-out prompts."""
-
-    # `base`, `initial` or `policy` (final), a model of the recipe, or a phase; several with weights, which
-    # add up to 1: the weighted mean of their parameters
-    model: str | Mapping[str, Finite] = "policy"
-    rollout: Spec | None = None  # how it answers; null: `sample`; options not set are those of `evaluate`
-    data: Split | None = None  # split of held-out prompts; null: that of `evaluate`
-    best_of: BestOf | None = None  # best-of-n decoding
-    seed: Seed | None = None  # of its answers; null: that of `evaluate`
-
-
-@record
-class Evaluate:
-    """Evaluation on held-out prompts. `metrics` are rewards, each compared by win rate and by mean;
-    `measures` describe the quality of the answers, each compared with the base model and with SFT;
-    `reports` are numbers over several arms.
-    """
-
-    arms: Mapping[str, Arm] | None = None  # null: base model, SFT policy and final policy
-    # how the arms answer; null: as the last online phase if in an environment (once a prompt), else `sample`
-    rollout: Spec | None = None
-    seed: Seed | None = None  # of the answers; null: the recipe's; a number shares them between seeds
-    data: Split = "evaluate"  # split of held-out prompts
-    prompts: Count = 64  # largest number of prompts
-    responses_per_prompt: Count = 1  # answers per prompt, averaged first
-    max_tokens: Count = 48  # per answer
-    temperature: Temperature = 1.0  # 0: greedy
-    metrics: Sequence[Spec] = ()  # rewards
-    measures: Sequence[Spec] = ()  # quality measures
-    reports: Sequence[Spec] = ()  # numbers that compare arms
-    by: Sequence[str] = ()  # keys of a prompt's `meta` to break the first metric down by
-    best_of: BestOf | None = None  # best-of-n decoding
-    gold: Bool = False  # train and use the gold measure on sentence embeddings
-    perplexity_rows: Natural = 64  # held-out conversations for perplexity; 0: none
-    transcripts: Natural = 12  # answers shown in the report
-
-
-@record
-class Champion:
-    """How a challenger is compared with the champion on the same held-out prompts: by `score` (gold,
-    reward.reward_model, ...), at `alpha`, the chance that the champion is ever replaced by a model that is no
-    better, over any number of challengers.
-    """
-
-    score: str | None = None  # null: the gold measure, else the first shared reward
-    alpha: OpenShare = 0.05  # error rate over all challengers
-
-
-@record
-class Register:
-    """Model registry: name, gates, promotion."""
-
-    model: str = ""  # name in the registry; empty: the recipe's
-    champion: Champion = field(default_factory=Champion)  # how a challenger is compared
-    gates: Mapping[str, Gate] = field(default_factory=dict)  # metric -> bound
 
 
 @record

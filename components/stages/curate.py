@@ -12,7 +12,7 @@ from ratchet.components.data.groups import read_groups
 from ratchet.components.data.statistics import kind_of
 from ratchet.components.data.verifiers import check_gold
 from ratchet.components.models.load import load_tokenizer
-from ratchet.components.recipes.sections import PROMPT_SECTIONS
+from ratchet.components.recipes.splits import PROMPT_SECTIONS
 from ratchet.components.stages.job import Job
 from ratchet.components.text.chat import count_tokens
 

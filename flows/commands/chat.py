@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import secrets
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ import typer
 
 from ratchet.components.errors import RatchetError, RecipeError, nearest
 from ratchet.flows.commands.options import OUT, Home
+from ratchet.flows.terminal import Tail, printable, stoppable
 
 if TYPE_CHECKING:
     from ratchet.components.inference.conversation import Answer, Conversation, Settings
@@ -56,7 +56,7 @@ class Chat:
         answers = {title: Answer() for title in self.models}
         together = self.console.is_terminal and self.console.width >= COLUMN * len(answers)
         streams = {title: model.answer(question, self.settings, seed) for title, model in self.models.items()}
-        with _stoppable() as stopped:
+        with stoppable() as stopped:
             for titles in [list(answers)] if together else [[title] for title in answers]:
                 with self._screen(
                     lambda titles=titles: self._layout({title: answers[title] for title in titles})
@@ -91,7 +91,7 @@ class Chat:
             def refresh() -> None:
                 nonlocal last
                 if time.monotonic() - last > REFRESH:
-                    live.update(_Tail(layout()), refresh=True)
+                    live.update(Tail(layout()), refresh=True)
                     last = time.monotonic()
 
             with Live(console=self.console, auto_refresh=False, transient=True) as live:
@@ -189,60 +189,6 @@ def _cell(answer: Answer) -> Any:
     return Text("\n" if text and answer.note else "").join(
         [Text(text, style="" if answer.text.strip() else "dim"), note]
     )
-
-
-class _Tail:
-    """The last lines of a renderable that may be higher than the screen."""
-
-    def __init__(self, whole: Any) -> None:
-        self.whole = whole
-
-    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
-        from rich.segment import Segment
-
-        for line in console.render_lines(self.whole, options, pad=False)[-(console.height - 1) :]:
-            yield from line
-            yield Segment.line()
-
-
-def printable(text: str) -> str:
-    """The text with control characters replaced by visible symbols (␛), since a model's answer must not
-    control the terminal.
-    """
-    return "".join(
-        chr(0x2400 + ord(c)) if ord(c) < 32 and c not in "\n\t" else "\u2421" if 127 <= ord(c) < 160 else c
-        for c in text
-    )
-
-
-@contextlib.contextmanager
-def _stoppable() -> Iterator[Callable[[], bool]]:
-    """Yields a function that is true after Ctrl-C; meanwhile SIGINT and key echo are off."""
-    pressed = []
-    before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
-    try:
-        with _no_echo():
-            yield lambda: bool(pressed)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@contextlib.contextmanager
-def _no_echo() -> Iterator[None]:
-    if not sys.stdin.isatty():
-        yield
-        return
-    import termios
-
-    terminal = sys.stdin.fileno()
-    before = termios.tcgetattr(terminal)
-    silent = list(before)
-    silent[3] &= ~termios.ECHO
-    termios.tcsetattr(terminal, termios.TCSADRAIN, silent)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
 def _number(name: str, text: str) -> float | int:

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from ratchet.tasks.process.ranks import JOB, Job, missing_devices, run_ranks
+from ratchet.tasks.process.rank_checks import missing_devices
+from ratchet.tasks.process.ranks import JOB, Job, run_ranks
 
 
 def join(home: Path, say: Callable[[str], None]) -> NoReturn:

@@ -9,7 +9,6 @@ the workspace, which is shared by all machines.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.util
 import json
 import multiprocessing
@@ -28,12 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.components import errors
-from ratchet.components.errors import ContractError, RatchetError, RecipeError, StageError, redacted
-from ratchet.components.piece import ROOT
+from ratchet.components.errors import RatchetError, RecipeError, StageError, redacted
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.storage.store import Workspace, write_atomic
-from ratchet.tasks.machine.provenance import packages
 from ratchet.tasks.process.child import PRELOAD, exit_with_parent, redirect_output
+from ratchet.tasks.process.rank_checks import code_versions, missing_devices, require_same_code
 
 JOB, REPORTS, META = "job.json", "ranks", "meta.json"
 JOIN_SECONDS = int(os.environ.get("RATCHET_JOIN_SECONDS", "1800"))  # timeout for machines to join
@@ -170,19 +168,6 @@ def run_ranks(job: Job, log: str) -> None:
         raise
 
 
-def missing_devices(each: int) -> str:
-    """Error message if this machine has fewer GPUs than ranks; empty if it has enough, or none."""
-    import torch
-
-    devices = torch.cuda.device_count() if torch.cuda.is_available() else each
-    return (
-        f"one per GPU, but {socket.gethostname()} has {devices} GPUs for {each} ranks; use fewer ranks or "
-        "more machines"
-        if each > devices
-        else ""
-    )
-
-
 def _rank(job: Job, log: str, agent: int) -> None:
     """Main function of a rank. Errors are reported in a file; the launcher only sees an exit code."""
     exit_with_parent(agent)
@@ -201,7 +186,7 @@ def _rank(job: Job, log: str, agent: int) -> None:
         connecting.cancel()
         if job.machines > 1:
             threading.Thread(target=_exit_with_other_machines, args=(job,), daemon=True).start()
-            _require_same_code(ranks.gather((socket.gethostname(), code_versions())))
+            require_same_code(ranks.gather((socket.gethostname(), code_versions())))
         meta = execute(job.request)
         if ranks.first():
             write_atomic(job.reports / META, json.dumps(meta))
@@ -276,27 +261,6 @@ def failure_of(job: Job, found: Mapping[int, Mapping[str, Any]]) -> RatchetError
         return StageError(f"{where(rank)} failed: {kind}: {text}{gone}; {end(rank)}", died=job.machines > 1)
     codes = ", ".join(f"rank {rank}: exit code {one['exitcode']}" for rank, one in sorted(found.items()))
     return StageError(f"{job.name} ended without a result ({codes}); {end(min(found))}", died=True)
-
-
-def code_versions() -> dict[str, str]:
-    """Versions that all ranks must share: this code, packages for computation and communication."""
-    sources = hashlib.sha256()
-    for file in sorted([*ROOT.rglob("*.py"), *Path(__file__).parents[1].rglob("*.py")]):
-        sources.update(file.read_bytes())
-    return {
-        "ratchet": sources.hexdigest()[:12],
-        **{name: packages().get(name, "none") for name in ("torch", "transformers", "peft", "deepspeed")},
-    }
-
-
-def _require_same_code(machines: list[tuple[str, dict[str, str]]]) -> None:
-    first, ours = machines[0]
-    for host, theirs in machines:
-        if other := next((name for name in ours if ours[name] != theirs[name]), None):
-            raise ContractError(
-                f"{other} is {theirs[other]} on {host} and {ours[other]} on {first}; all machines of a "
-                "stage need the same version"
-            )
 
 
 def _connect_timeout(job: Job, rank: int, log: str) -> None:

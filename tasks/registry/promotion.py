@@ -21,7 +21,7 @@ import yaml
 
 from ratchet.components.errors import ContractError, DataError, StoreError
 from ratchet.components.evaluation.verdicts import spent
-from ratchet.components.recipes.schema import Champion
+from ratchet.components.recipes.schema_evaluation import Champion
 from ratchet.tasks.process.locks import registry_lock
 from ratchet.tasks.registry.registry import (
     ROLLED_BACK,

@@ -28,8 +28,9 @@ from ratchet.components.recipes.recipe import plain
 from ratchet.components.recipes.schema import Recipe, Source
 from ratchet.components.stages.fetch import REGISTRY
 from ratchet.components.storage.store import MANIFEST, digest
+from ratchet.tasks.registry.logged_models import LINEAGE
 from ratchet.tasks.registry.mlmodel import written_beside
-from ratchet.tasks.registry.registry import LINEAGE, Version, directory_digest, history, holder, models
+from ratchet.tasks.registry.registry import Version, directory_digest, history, holder, models
 from ratchet.tasks.tracking.server import service, tracking_uri
 
 log = logging.getLogger("ratchet.sources")

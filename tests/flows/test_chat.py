@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 
 from ratchet.components.errors import RecipeError
 from ratchet.flows.cli import app
-from ratchet.flows.commands.chat import printable, titled
+from ratchet.flows.commands.chat import titled
+from ratchet.flows.terminal import printable
 
 ROOT = Path(__file__).resolve().parents[2]
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

@@ -16,7 +16,7 @@ from ratchet.components.errors import DataError, RecipeError
 from ratchet.components.piece import ROOT
 from ratchet.components.recipes.plan import Stage, our_sources
 from ratchet.components.recipes.recipe import load
-from ratchet.components.recipes.schema import Claim
+from ratchet.components.recipes.schema_claim import Claim
 from ratchet.components.storage.store import Store, digest
 from ratchet.flows import claim_values, claims
 from ratchet.flows.claim_records import (

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from ratchet.components.errors import ContractError, RecipeError
 from ratchet.components.recipes.recipe import load
-from ratchet.components.recipes.schema import Claim
+from ratchet.components.recipes.schema_claim import Claim
 from ratchet.flows.cli import app
 from ratchet.flows.compare import compare, metric_of, verdict
 from ratchet.tasks.machine import doctor

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ratchet.components.errors import RatchetError
     from ratchet.flows.api import Recipe, load_recipe, load_run, run, runs
-    from ratchet.flows.reading import RewardModel, Run
+    from ratchet.flows.reading import Run
+    from ratchet.flows.reward_scores import RewardModel
 
 __all__ = ["RatchetError", "Recipe", "RewardModel", "Run", "load_recipe", "load_run", "run", "runs"]
 _PLACES = {"RatchetError": "components.errors", "RewardModel": "flows.reading", "Run": "flows.reading"}

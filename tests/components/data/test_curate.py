@@ -21,7 +21,8 @@ from ratchet.components.data.sources import digest, fetch
 from ratchet.components.data.splits import drop_near_duplicates, split, split_key
 from ratchet.components.data.statistics import alternates, statistics
 from ratchet.components.errors import DataError, GateError, RecipeError
-from ratchet.components.recipes.sections import SHARES, Contexts, Conversations, Pairs
+from ratchet.components.recipes.sections import Contexts, Conversations, Pairs
+from ratchet.components.recipes.splits import SHARES
 from ratchet.components.types import Group, Prompt, Trajectory
 from ratchet.tasks.data.validation import validate_data
 

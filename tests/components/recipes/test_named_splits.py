@@ -12,7 +12,7 @@ from ratchet.components.errors import RecipeError
 from ratchet.components.recipes.check_data import check_files
 from ratchet.components.recipes.plan import plan
 from ratchet.components.recipes.recipe import load
-from ratchet.components.recipes.sections import is_split, kind_of
+from ratchet.components.recipes.splits import is_split, kind_of
 
 
 @pytest.mark.parametrize(

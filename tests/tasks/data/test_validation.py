@@ -15,7 +15,8 @@ from ratchet.components.errors import DataError, GateError, SourceError
 from ratchet.components.recipes.recipe import load
 from ratchet.components.recipes.sections import Data
 from ratchet.components.types import Group, Prompt, Trajectory
-from ratchet.tasks.data.validation import expectations, run_checks, validate_data
+from ratchet.tasks.data.expectations import expectations
+from ratchet.tasks.data.validation import run_checks, validate_data
 
 
 def words(messages):

@@ -29,7 +29,8 @@ from ratchet.components.stages.run import as_request
 from ratchet.components.types import Artifact
 from ratchet.tasks.process.joining import jobs, rejection_reason
 from ratchet.tasks.process.launch import launch
-from ratchet.tasks.process.ranks import JOB, Job, code_versions, execute_on_ranks
+from ratchet.tasks.process.rank_checks import code_versions
+from ratchet.tasks.process.ranks import JOB, Job, execute_on_ranks
 
 ROOT = Path(__file__).resolve().parents[3]
 two_machines = pytest.mark.skipif(

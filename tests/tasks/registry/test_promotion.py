@@ -9,7 +9,7 @@ import pytest
 from ratchet.components.errors import ContractError, RecipeError, StoreError
 from ratchet.components.recipes.plan import plan
 from ratchet.components.recipes.recipe import dump, load
-from ratchet.components.recipes.schema import Champion
+from ratchet.components.recipes.schema_evaluation import Champion
 from ratchet.tasks.registry.promotion import against_champion, promote_by_hand, rollback, spent, with_evidence
 from ratchet.tasks.registry.registry import (
     champion,

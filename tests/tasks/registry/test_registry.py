@@ -10,7 +10,7 @@ import pytest
 
 from ratchet.components.errors import ServiceError, StoreError
 from ratchet.components.recipes.plan import Stage
-from ratchet.components.recipes.schema import Register
+from ratchet.components.recipes.schema_evaluation import Register
 from ratchet.components.types import Artifact
 from ratchet.flows.ui import free_port, wait_for
 from ratchet.tasks.registry.registry import champion, events, history, promote, register, saved_lineage
