@@ -12,8 +12,6 @@ from ratchet.components.evaluation.bootstrap import Interval, wilson
 from ratchet.components.evaluation.linear import bradley_terry
 
 BINS = 10
-
-
 MATCHED = 0.1
 
 

@@ -30,10 +30,8 @@ SPLITS = (
 )
 """Splits with a name of their own. Any of these with a further word, `evaluate_shifted`, is a split too."""
 
-
 KINDS = tuple(dict.fromkeys(name.removesuffix("_validation") for name in SPLITS))
 """Kinds of splits."""
-
 
 PUBLISHED, SPLIT_COLUMN = ("train", "validation", "test"), "split"
 """Published splits, and the key of `columns` that says which column of the rows has others."""
@@ -57,8 +55,6 @@ def _split(name: str) -> str:
 
 
 Split = Annotated[str, AfterValidator(_split)]
-
-
 PROMPT_SECTIONS = (
     "prompts",
     "evaluate",
@@ -69,10 +65,8 @@ PROMPT_SECTIONS = (
 )
 """Parts of `data` that make prompts; each may have its own `transforms`, applied after splitting."""
 
-
 PAIRS, SINGLE = ("reward", "gold", "pairs"), ("labelled",)
 """Kinds of splits with preference pairs, and with single labelled answers."""
-
 
 SHARES = {
     "sft": 0.20,

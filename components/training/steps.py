@@ -5,15 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ratchet.components.training import ranks
 from ratchet.components.training.packing import order
 from ratchet.components.types import Group
-
-if TYPE_CHECKING:
-    pass
-
 
 SAVE_SECONDS = 300.0
 """Time between checkpoints where a recipe has no `save_every`."""

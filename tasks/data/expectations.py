@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ratchet.components.recipes.sections import Data
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
