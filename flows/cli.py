@@ -92,28 +92,31 @@ def run(
     for warning in checked.warnings:
         console.print(f"WARNING: {warning}", markup=False)
     quiet_platforms(home)
-    with servers(forks=pipeline.profile.launch == "child"), Display(console) as display:
-        from prefect.exceptions import Abort
+    try:
+        with servers(forks=pipeline.profile.launch == "child"), Display(console) as display:
+            from prefect.exceptions import Abort
 
-        from ratchet.flows.post_training import post_training
+            from ratchet.flows.post_training import post_training
 
-        try:
-            done = post_training(
-                recipe,
-                home=str(home),
-                overrides=list(set),
-                profile=profile,
-                until=until,
-                if_running=if_running,
-                display=display,
-                limit=limit,
-            )
-        except (KeyboardInterrupt, Abort):  # Ctrl-C, or cancelled in the Prefect UI
-            console.print("Stopped. Finished stages and checkpoints are kept; the same command resumes.")
-            raise typer.Exit(130) from None
-        except RatchetError:
-            _where(console, pipeline)
-            raise
+            try:
+                done = post_training(
+                    recipe,
+                    home=str(home),
+                    overrides=list(set),
+                    profile=profile,
+                    until=until,
+                    if_running=if_running,
+                    display=display,
+                    limit=limit,
+                )
+            except Abort:  # cancelled in the Prefect UI
+                raise KeyboardInterrupt from None
+            except RatchetError:
+                _where(console, pipeline)
+                raise
+    except KeyboardInterrupt:  # Ctrl-C, also while servers start
+        console.print("Stopped. Finished stages and checkpoints are kept; the same command resumes.")
+        raise typer.Exit(130) from None
     console.print(display.table())
     _where(console, pipeline)
     if postponed := done.get("registered", {}).get("postponed"):

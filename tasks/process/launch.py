@@ -14,6 +14,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
@@ -99,8 +100,21 @@ def prepare() -> None:
     waits for it.
     """
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
-    with _environment(environment()):
+    resource_tracker.ensure_running()  # the fork server starts it otherwise, and it unblocks interrupts
+    with _environment(environment()), _interrupts_blocked():
         ensure_running()
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Processes started inside never see Ctrl-C, which a terminal sends to every process of a command and the
+    command alone handles.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def environment() -> dict[str, str]:

@@ -90,6 +90,29 @@ def test_sigkill_in_training_changes_nothing(
     )
 
 
+def test_ctrl_c_while_servers_start_stops_without_a_traceback(fresh_home: Callable[[str], Path]) -> None:
+    command = [sys.executable, "-m", "ratchet.flows.cli", "run", "sft", "--profile", "cpu"]
+    child = subprocess.Popen(
+        [*command, "--home", str(fresh_home("home"))],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not any(
+        "forkserver" in " ".join(process.cmdline()) for process in psutil.Process(child.pid).children()
+    ):
+        time.sleep(0.01)
+    time.sleep(0.3)  # the fork server imports torch now
+    os.killpg(child.pid, signal.SIGINT)
+    output, _ = child.communicate(timeout=60)
+    assert child.returncode == 130, output
+    assert "the same command resumes" in output and "Traceback" not in output, output
+
+
 def test_ctrl_c_stops_cleanly_and_the_same_command_continues(fresh_home: Callable[[str], Path]) -> None:
     home = fresh_home("home")
     settings = ["sft.limit=96", "sft.fit.save_every=2", "sft.fit.validate_every=0"]
