@@ -142,23 +142,17 @@ def test_checking_a_recipe_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_help_takes_under_half_a_second() -> None:
-    """Of the processor, Python's own start included, in the best of ten: on a machine that others use, the
-    same work takes two or three times as long. Nothing heavy is loaded for it.
+def test_help_imports_little() -> None:
+    """It takes half a second, most of it Python, typer and rich starting. Modules are counted,
+    since time depends on the machine. A platform adds hundreds.
     """
     code = (
-        "import sys, time; sys.argv = ['ratchet', '--help']; from ratchet.flows.cli import main\n"
+        "import sys; sys.argv = ['ratchet', '--help']; from ratchet.flows.cli import main\n"
         "try: main()\n"
-        "except SystemExit as end: said = end.code\n"
-        "taken, heavy = time.process_time(), {'torch', 'prefect', 'mlflow', 'numpy', 'yaml'} & "
-        "set(sys.modules)\n"
-        "print(said, taken < 0.5, sorted(heavy), taken, file=sys.stderr)"
+        "except SystemExit as end: status = end.code\n"
+        "heavy = {'torch', 'prefect', 'mlflow', 'numpy', 'yaml'} & set(sys.modules)\n"
+        "print(status, len(sys.modules) < 600, sorted(heavy), len(sys.modules), file=sys.stderr)"
     )
-    for _ in range(10):
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
-        )
-        if done.stderr.startswith("0 True [] "):
-            break
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stderr.startswith("0 True [] "), done.stderr
     assert "recipes" in done.stdout

@@ -430,7 +430,7 @@ def test_recipes_are_listed_by_family_with_their_verdict(monkeypatch: pytest.Mon
     assert rows["dpo_hh"]["verdict"] == "" and rows["chat"]["verdict"] == "not measured"
     assert rows["rloo"]["family"] == "Policy gradient, in on-policy steps"
     text = CliRunner().invoke(app, ["recipes", "list"]).output
-    assert text.index("Offline preference learning") < text.index("dpo") < text.index("ppo")
+    assert text.index("Offline preference learning") < text.index("\n  dpo ") < text.index("\n  ppo ")
 
 
 def test_explain_says_what_a_recipe_is_in_five_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ def smaller(recipe: Recipe) -> list[str]:
     changes += ["models.policy={source: 'generate:tiny?seed=0', format: tiny}"] * bool(others)
     changes += [f"models.{name}={{source: 'generate:tiny?seed=0&steps=1', format: tiny}}" for name in others]
     if recipe.sft:
-        changes += ["sft.limit=8", "sft.fit.epochs=1"]
+        changes += ["sft.limit=8", "sft.fit.epochs=1", "sft.fit.min_ended=0.0"]
     if recipe.preferences:
         changes += ["data.preferences.limit=12"]
     for phase in sections(recipe):
