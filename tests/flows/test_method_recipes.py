@@ -26,7 +26,7 @@ def smaller(recipe: Recipe) -> list[str]:
     others = [name for name, model in recipe.models.items() if name != "policy" and model.format == "tiny"]
     changes += ["models.policy={source: 'generate:tiny?seed=0', format: tiny}"] * bool(others)
     changes += [f"models.{name}={{source: 'generate:tiny?seed=0&steps=1', format: tiny}}" for name in others]
-    if recipe.sft:
+    if recipe.sft and recipe.name not in WHOLE_SFT:
         changes += ["sft.limit=8", "sft.fit.epochs=1", "sft.fit.min_ended=0.0"]
     if recipe.preferences:
         changes += ["data.preferences.limit=12"]
@@ -45,8 +45,10 @@ def smaller(recipe: Recipe) -> list[str]:
     return changes
 
 
-SLOW = {"ensemble_worst_case", "ensemble_uncertainty", "reward_robust"}
-"""Recipes whose pieces others here run in less time."""
+WHOLE_SFT = {"rlhs", "rlhs_immediate"}
+"""Recipes whose policy must have learned to answer, or all answers get one reward and no pair is left."""
+SLOW = {"ensemble_worst_case", "ensemble_uncertainty", "reward_robust", *WHOLE_SFT}
+"""Recipes whose pieces others here run in less time, and those that need a whole SFT."""
 
 
 @pytest.mark.parametrize(
