@@ -90,10 +90,10 @@ def test_sigkill_in_training_changes_nothing(
     )
 
 
-def test_ctrl_c_while_servers_start_stops_without_a_traceback(fresh_home: Callable[[str], Path]) -> None:
-    command = [sys.executable, "-m", "ratchet.flows.cli", "run", "sft", "--profile", "cpu"]
-    child = subprocess.Popen(
-        [*command, "--home", str(fresh_home("home"))],
+def in_a_terminal(command: list[str]) -> subprocess.Popen[str]:
+    """Start a command as a process group that obeys Ctrl-C."""
+    return subprocess.Popen(
+        command,
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -101,6 +101,11 @@ def test_ctrl_c_while_servers_start_stops_without_a_traceback(fresh_home: Callab
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
+
+
+def test_ctrl_c_while_servers_start_stops_without_a_traceback(fresh_home: Callable[[str], Path]) -> None:
+    command = [sys.executable, "-m", "ratchet.flows.cli", "run", "sft", "--profile", "cpu"]
+    child = in_a_terminal([*command, "--home", str(fresh_home("home"))])
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not any(
         "forkserver" in " ".join(process.cmdline()) for process in psutil.Process(child.pid).children()
@@ -130,15 +135,7 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_continues(fresh_home: Callabl
         str(home),
         *(part for setting in settings for part in ("--set", setting)),
     ]
-    child = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    child = in_a_terminal(command)
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline and child.poll() is None:
         metrics = next((home / "store" / ".work").glob("sft-*/product/metrics.jsonl"), None)

@@ -22,6 +22,7 @@ from ratchet.components.models.tiny import train_tiny
 from ratchet.components.training.packing import pack
 from ratchet.components.training.torch import TorchLearner
 from ratchet.components.types import Group, Prompt, Request, Trajectory
+from tests.sampled import sampled_groups
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,11 @@ def test_sampled_logprobs_equal_the_training_forward(
         request.getfixturevalue("bfloat16_products")
     with products.product_precision(precision):
         engine, learner = TorchEngine(tiny, rows=8), TorchLearner(tiny)
-        groups = _sampled_groups(engine)
+        tokens = prompts(engine)
+        requests = [
+            Request(ids, count=4, max_tokens=16, temperature=0.7, seed=i) for i, ids in enumerate(tokens)
+        ]
+        groups = sampled_groups(tokens, engine.generate(requests))
         batch = pack(groups, unit="group", tokens=10_000)[0]
         with torch.no_grad():
             ours = learner(batch, frozenset({"logprobs"})).logprobs
@@ -71,27 +76,6 @@ def test_sampled_logprobs_equal_the_training_forward(
     torch.testing.assert_close(ours, batch["logprobs.sampled"], atol=tolerance, rtol=0)
     assert [len(x) for x in scored[0]["logprobs"]] == [len(t.mask) for t in groups[0].trajectories]
     assert scored[1]["logprobs"][2] == pytest.approx(groups[1].trajectories[2].logprobs, abs=tolerance)
-
-
-def _sampled_groups(engine: TorchEngine) -> list[Group]:
-    """Four sampled answers to each prompt, with the log-probs of the sampler."""
-    tokens = prompts(engine)
-    requests = [Request(t, count=4, max_tokens=16, temperature=0.7, seed=i) for i, t in enumerate(tokens)]
-    return [
-        Group(
-            Prompt("p", ()),
-            tuple(
-                Trajectory(
-                    (),
-                    {"tokens": [*ids, *s.tokens]},
-                    [False] * len(ids) + [True] * len(s.tokens),
-                    [0.0] * len(ids) + list(s.logprobs),
-                )
-                for s in samples
-            ),
-        )
-        for ids, samples in zip(tokens, engine.generate(requests), strict=True)
-    ]
 
 
 def test_rounded_logits_sample_the_same_distribution(tiny: Path, mixed: None) -> None:

@@ -43,6 +43,7 @@ from ratchet.components.stages.job import Job
 from ratchet.components.stages.run import as_request, execute
 from ratchet.components.storage.store import Workspace
 from ratchet.components.types import Artifact, Group, Prompt, Request, Trajectory
+from tests.sampled import sampled_groups
 
 HERE = importlib.util.find_spec("vllm") is not None
 PYTHON = os.environ.get("RATCHET_VLLM_PYTHON", sys.executable if HERE else "")
@@ -452,24 +453,6 @@ def prompts(engine: Any) -> list[list[int]]:
     return [engine.encode_prompt(Prompt("", ({"role": "user", "content": text},))) for text in texts]
 
 
-def as_groups(tokens: list[list[int]], answers: list) -> list[Group]:
-    return [
-        Group(
-            Prompt("p", ()),
-            tuple(
-                Trajectory(
-                    (),
-                    {"tokens": [*ids, *s.tokens]},
-                    [False] * len(ids) + [True] * len(s.tokens),
-                    [0.0] * len(ids) + list(s.logprobs),
-                )
-                for s in samples
-            ),
-        )
-        for ids, samples in zip(tokens, answers, strict=True)
-    ]
-
-
 @pytest.mark.slow
 def test_greedy_tokens_and_stops_equal_the_torch_engines(engine: VllmEngine, tiny: Path) -> None:
     ours = TorchEngine(tiny, threads=1)
@@ -500,7 +483,7 @@ def test_logprobs_are_at_temperature_1(engine: VllmEngine, tiny: Path, how: dict
     answers = engine.generate(
         [Request(t, count=4, max_tokens=16, seed=i, **how) for i, t in enumerate(tokens)]
     )
-    groups = as_groups(tokens, answers)
+    groups = sampled_groups(tokens, answers)
     outputs = frozenset({"logprobs"})
     for group, mine, theirs in zip(
         groups, ours.score(groups, outputs), engine.score(groups, outputs), strict=True
@@ -552,7 +535,7 @@ def test_new_weights_change_the_answers_in_place(engine: VllmEngine, tiny: Path,
         ours = TorchEngine(path, threads=1)
         answers = engine.generate(requests)
         assert [s.tokens for (s,) in answers] == [s.tokens for (s,) in ours.generate(requests)]
-        groups = as_groups([list(r.tokens) for r in requests], answers)
+        groups = sampled_groups([list(r.tokens) for r in requests], answers)
         for group, mine in zip(groups, ours.score(groups, frozenset({"logprobs"})), strict=True):
             assert group.trajectories[0].logprobs == pytest.approx(mine["logprobs"][0], abs=TOLERANCE)
         backend: Any = engine.backend
