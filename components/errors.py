@@ -5,13 +5,14 @@
     ├── SourceError        data or a model cannot be downloaded, read or verified
     ├── DataError          invalid records: schema, too many quarantined, empty data set
     │   └── GateError      a data check that stops the run failed
-    ├── ContractError      two stages disagree: tokenizer, template, EOS, inference engine and trainer
+    ├── ContractError      a model does not fit its use: tokenizer, template, EOS, context length, layers;
+    │                      or a stage lacks what it builds on
     ├── TrainingError      non-finite loss, or nothing to train on
     ├── HealthError        a health rule with action `stop` tripped
     ├── StoreError         disk full, damaged or incomplete artifact
     │   └── DamageError    bytes differ from those written; recomputed if possible
     ├── SandboxError       this machine cannot sandbox model-written code, so none is run
-    ├── BusyError          another process holds the run's lock, and waiting was disabled
+    ├── BusyError          another process holds the lock of a run or of a labelling queue
     ├── ServiceError       a server (tracking, orchestration, engine) cannot be reached   [retryable]
     └── StageError         a stage's process died or failed; contains the cause   [retryable if it died]
 
@@ -43,8 +44,9 @@ def redacted(text: str) -> str:
 
 
 def secret_in(text: str) -> str:
-    """Description of a secret contained in `text`, or "". Stricter than `redacted`, since the caller rejects
-    the text: values under eight characters, words, numbers, addresses and existing files are not secrets.
+    """Description of a secret contained in `text`, or "". Finds fewer than `redacted`, since the caller
+    rejects the text: values under eight characters, words and numbers of at most 15 characters, addresses and
+    existing files are not secrets.
     """
     if re.search(r"://[^/\s@\"':]*:[^/\s@\"']+@", text):
         return "an address with a password"

@@ -95,7 +95,7 @@ def test_a_corrupt_parquet_file(tmp_path: Path, tiny_home: Path) -> None:
         pipeline.make("drafts")
 
 
-def test_a_conversation_of_5000_turns_is_cut_and_counted(tmp_path: Path, tiny_home: Path) -> None:
+def test_a_conversation_of_5000_turns_is_truncated_once(tmp_path: Path, tiny_home: Path) -> None:
     turns = [
         {"role": ("user", "assistant")[i % 2], "content": f"turn number {i} of many"} for i in range(5000)
     ]
@@ -115,8 +115,8 @@ def test_a_conversation_of_5000_turns_is_cut_and_counted(tmp_path: Path, tiny_ho
     )
     pipeline = Pipeline.open(file, home=tiny_home, profile="test")
     for name in ("raw", "model_policy", "drafts"):
-        pipeline_of = pipeline.make(name)
-    step = next(s for s in pipeline_of.meta["summary"]["steps"] if s["step"] == "length")
+        drafts = pipeline.make(name)
+    step = next(s for s in drafts.meta["summary"]["steps"] if s["step"] == "length")
     assert step["changed"] == {"truncated": 1}
 
 
@@ -169,7 +169,7 @@ def test_a_pickled_model_is_never_loaded(tmp_path: Path, tiny_home: Path, tiny_m
         ),
     ],
 )
-def test_non_finite_loss_is_an_error_and_keeps_the_checkpoint(
+def test_non_finite_loss_or_gradient_is_an_error_and_keeps_the_checkpoint(
     changes: list[str], message: str, tiny_home: Path
 ) -> None:
     pipeline = Pipeline.open(
@@ -191,7 +191,7 @@ def test_non_finite_loss_is_an_error_and_keeps_the_checkpoint(
     assert kept[0] == kept[1] and {
         "product/metrics.jsonl",
         "progress/checkpoint-1/tensors.safetensors",
-    } < set(kept[0]), "step 1 was made twice"
+    } < set(kept[0]), "the second attempt resumes from checkpoint-1 and changes nothing"
     known = {group.prompt.id for group in read_groups(pipeline.artifact("curated").path / "sft.parquet")}
     assert set(match["prompts"].split(", ")) <= known
 
@@ -216,7 +216,7 @@ def test_damaged_artifact_is_recomputed(
     good = file.read_bytes()
     for number, bad in enumerate(
         (good[:-1] + bytes([good[-1] ^ 1]), good + b"x"), 1
-    ):  # of the right size, and not
+    ):  # a flipped bit, and a byte more
         file.write_bytes(bad)
         pipeline = pipeline_of()
         assert file.read_bytes() == good and pipeline.status()[1].state == "done"
@@ -229,14 +229,14 @@ def test_damaged_artifact_is_recomputed(
     file.write_bytes(bad[:-2] + b"x\n")
     run_part(
         "curate", "sft", home=fresh, profile="test"
-    )  # as `dvc repro` does, for which what it fetched has not changed
+    )  # `dvc repro` skips `fetch`, whose recorded output did not change: `curate` must notice
     assert file.read_bytes() == good and len([r for r in caplog.records if "is damaged" in r.message]) == 3
 
 
 def test_damaged_artifact_is_recomputed_with_gpu_slots(
     fresh_home: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A finished artifact needs no slots, but one whose bytes changed only looks finished."""
+    """An intact artifact acquires no GPU slots; a damaged one is computed again, and does."""
     requested: list[int] = []
 
     @contextlib.contextmanager
@@ -259,7 +259,7 @@ def test_damaged_artifact_is_recomputed_with_gpu_slots(
 def test_damaged_checkpoint_restarts_the_stage(
     fresh_home: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Both that of a step and the best one, which nothing but the whole stage can make again."""
+    """Damage to the latest or to the best checkpoint; no later step can rebuild the best one."""
     options = [
         "sft.limit=32",
         "sft.fit.save_every=1",
@@ -279,7 +279,7 @@ def test_damaged_checkpoint_restarts_the_stage(
         }
 
     truth = pipeline_of(fresh_home("undisturbed"))
-    assert truth[1]["best_step"] != truth[1]["steps"], "the best state is read at the end"
+    assert truth[1]["best_step"] != truth[1]["steps"], "the best checkpoint must be read at the end"
     saved = ratchet.components.training.trainer.save_checkpoint
 
     def killed(progress: Path, state: dict[str, int], *rest: object) -> None:
@@ -323,8 +323,8 @@ def table(header: str, row: str) -> str:
     return header + "\n" + "".join(row.format(i=i) + "\n" for i in range(60))
 
 
-COMMAS = table("prompt,completion", "what is {i}?,it is {i}")
-HALF = "".join(f'{{"prompt": "what is {i} \\ud83d?", "completion": "it is"}}\n' for i in range(60))
+CSV = table("prompt,completion", "what is {i}?,it is {i}")
+SURROGATE = "".join(f'{{"prompt": "what is {i} \\ud83d?", "completion": "it is"}}\n' for i in range(60))
 NAMED = lines(
     [
         {
@@ -350,14 +350,14 @@ def calls(made: Any) -> str:
     return lines([{"messages": turns}] * 9)
 
 
-READ: dict[str, tuple[str, str | bytes]] = {
+ACCEPTED: dict[str, tuple[str, str | bytes]] = {
     "CRLF and a byte order mark": (
         "d.jsonl",
         b"\xef\xbb\xbf" + lines(chats()).replace("\n", "\r\n").encode(),
     ),
-    "semicolons, as spreadsheets write them": ("d.csv", COMMAS.replace(",", ";")),
-    "spaces in a header": ("d.csv", COMMAS.replace("prompt,", "prompt , ")),
-    "a compressed table": ("d.csv.gz", gzip.compress(COMMAS.encode())),
+    "semicolons, as spreadsheets write them": ("d.csv", CSV.replace(",", ";")),
+    "spaces in a header": ("d.csv", CSV.replace("prompt,", "prompt , ")),
+    "a compressed table": ("d.csv.gz", gzip.compress(CSV.encode())),
     "a compressed list": ("d.json.gz", gzip.compress(json.dumps(chats()).encode())),
     "JSON lines in a .json": ("d.json", lines(chats())),
     "a list in a .jsonl": ("d.jsonl", json.dumps(chats(), indent=1)),
@@ -370,7 +370,7 @@ READ: dict[str, tuple[str, str | bytes]] = {
     "roles in capitals and a bot": ("d.jsonl", NAMED),
     "a number as topic": ("d.jsonl", lines([{**row, "topic": i % 20} for i, row in enumerate(chats())])),
     "no id": ("d.jsonl", lines(chats(id=None))),
-    "one line nested without end": ("d.jsonl", "[" * 100_000 + "]" * 100_000 + "\n" + lines(chats())),
+    "a line nested 100,000 deep": ("d.jsonl", "[" * 100_000 + "]" * 100_000 + "\n" + lines(chats())),
     "quotes in its name": ('it\'s "q".jsonl', lines(chats())),
     "a colon in its name": ("a: b #c.jsonl", lines(chats())),
     "a line break in its name": ("a\nb.jsonl", lines(chats())),
@@ -378,9 +378,9 @@ READ: dict[str, tuple[str, str | bytes]] = {
 }
 
 
-@pytest.mark.parametrize("case", READ)
-def test_unusual_file_is_read_whole(case: str, tmp_path: Path) -> None:
-    name, content = READ[case]
+@pytest.mark.parametrize("case", ACCEPTED)
+def test_unusual_file_keeps_all_valid_rows(case: str, tmp_path: Path) -> None:
+    name, content = ACCEPTED[case]
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     more = ["--out", str(tmp_path / "mine.yaml"), "--model", "generate:tiny?seed=0"]
@@ -393,24 +393,32 @@ def test_unusual_file_is_read_whole(case: str, tmp_path: Path) -> None:
     assert re.fullmatch(r"it is \d+", first.answers[0][-1]["content"])
 
 
-REFUSED: dict[str, tuple[str, str, str]] = {
-    "UTF-16": ("d.jsonl", lines(chats()), "d.jsonl is in UTF-16; expected UTF-8"),
-    "a table in UTF-16": ("d.csv", COMMAS, "d.csv is in UTF-16; expected UTF-8"),
-    "a list in UTF-16": ("d.json", json.dumps(chats()), "d.json is in UTF-16; expected UTF-8"),
-    "a table in UTF-16 without a mark": (
+REJECTED: dict[str, tuple[str, str | bytes, str]] = {
+    "UTF-16": ("d.jsonl", lines(chats()).encode("utf-16"), "d.jsonl is in UTF-16; expected UTF-8"),
+    "a table in UTF-16": ("d.csv", CSV.encode("utf-16"), "d.csv is in UTF-16; expected UTF-8"),
+    "a list in UTF-16": (
+        "d.json",
+        json.dumps(chats()).encode("utf-16"),
+        "d.json is in UTF-16; expected UTF-8",
+    ),
+    "a table in UTF-16 without a BOM": (
         "d.tsv",
-        COMMAS.replace(",", "\t"),
+        CSV.replace(",", "\t").encode("utf-16-le"),
         "d.tsv is in UTF-16; expected UTF-8",
     ),
-    "lines in UTF-16 without a mark": ("d.jsonl", lines(chats()), "d.jsonl is in UTF-16; expected UTF-8"),
+    "lines in UTF-16 without a BOM": (
+        "d.jsonl",
+        lines(chats()).encode("utf-16-le"),
+        "d.jsonl is in UTF-16; expected UTF-8",
+    ),
     "completions that are texts": (
         "d.jsonl",
         lines([{"instruction": "a", "completions": ["b", "c"]}] * 9),
         "completions: expected objects with `response` and `overall_score`, got b",
     ),
     "a column twice": ("d.csv", table("prompt,prompt,completion", "x,{i}?,it"), "the column 'prompt' twice"),
-    "a quote that never ends": ("d.csv", COMMAS.replace("what", '"what', 1), "unexpected end of data"),
-    "half a character": ("d.jsonl", HALF, "a text has half a character, '\\ud83d'"),
+    "a quote that never ends": ("d.csv", CSV.replace("what", '"what', 1), "unexpected end of data"),
+    "an unpaired surrogate": ("d.jsonl", SURROGATE, "a text has half a character, '\\ud83d'"),
     "a rating that is no number": (
         "d.jsonl",
         lines(chats(rating="five")),
@@ -424,16 +432,16 @@ REFUSED: dict[str, tuple[str, str, str]] = {
         lines(chats(meta="x")),
         "meta: expected an object or its JSON, got x",
     ),
-    "a topic with parts": ("d.jsonl", lines(chats(topic={"a": 1})), "topic: expected a text, got {'a': 1}"),
+    "an object as topic": ("d.jsonl", lines(chats(topic={"a": 1})), "topic: expected a text, got {'a': 1}"),
     "tools that are no JSON": ("d.jsonl", lines(chats(tools="[{")), "tools: expected a list of functions"),
     "a tool call as text": ("d.jsonl", calls("f(x)"), "tool_calls: expected a list of objects"),
     "a tool call without a name": ("d.jsonl", calls([{"arguments": "{}"}]), "needs the name of its function"),
-    "parts within a part": (
+    "a content part whose text is a list": (
         "d.jsonl",
         lines([{"messages": [{"role": "user", "content": [{"type": "text", "text": ["x"]}]}]}] * 9),
         "a part of a message needs a text",
     ),
-    "three texts in a turn of history": (
+    "a history entry of three texts": (
         "d.jsonl",
         lines([{"instruction": "a", "output": "b", "history": [["a", "b", "c"]]}] * 9),
         "history: expected pairs of an instruction and its output",
@@ -443,7 +451,7 @@ REFUSED: dict[str, tuple[str, str, str]] = {
         lines([{"question": "1 + 1?", "answer": ["2"]}] * 9),
         "answer: expected a text or a number, got ['2']",
     ),
-    "a verifier without its answers": (
+    "a verifiable reward without reference answers": (
         "d.jsonl",
         lines(ANSWERS),
         "rewards.exact_answer compares with the reference answer, which 17 of 54 prompts of 'prompts' lack",
@@ -451,11 +459,10 @@ REFUSED: dict[str, tuple[str, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", REJECTED)
 def test_unusable_file_is_one_sentence(case: str, tmp_path: Path) -> None:
-    name, content, message = REFUSED[case]
-    encoding = "utf-8" if "UTF-16" not in case else "utf-16-le" if "without" in case else "utf-16"
-    (tmp_path / name).write_bytes(content.encode(encoding))
+    name, content, message = REJECTED[case]
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     more = ["--out", str(tmp_path / "mine.yaml"), "--model", "generate:tiny?seed=0"]
     with pytest.raises(RatchetError) as refused:
         CliRunner().invoke(app, ["init", str(tmp_path / name), *more], catch_exceptions=False)

@@ -45,8 +45,8 @@ def download(rest: str, config: str | None = None) -> Path:
 
 
 def commit(rest: str) -> str | None:
-    """The commit that a `hub:` address currently resolves to, None if the Hub is unreachable. `SourceError`
-    as in `download`.
+    """The commit that a `hub:` address resolves to now (a branch or tag moves), None if the Hub cannot say.
+    `SourceError` as in `download`.
     """
     request = repository(rest)
     from huggingface_hub import HfApi

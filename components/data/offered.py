@@ -23,7 +23,8 @@ def default_shares(
     records: Sequence[Conversation], read: Collection[str], parsed: Mapping[str, int]
 ) -> dict[str, float]:
     """Default shares of the splits that the records can fill, restricted to those in `read` if given.
-    `DataError` if a read split cannot be filled.
+    `DataError` if a read split cannot be filled. `read`: splits that the recipe uses; `parsed`: rows by the
+    layout that they were read as.
     """
     answered = any(m["role"] == "assistant" for record in records for m in record.messages)
     paired = any(
@@ -53,7 +54,7 @@ def split_records(
     seed: int,
 ) -> tuple[dict[str, list[Conversation]], list[Rejected]]:
     """Divide the records of each published split among the splits made from it; returns them and the unused
-    records as rejected.
+    records as rejected. `homes`: name of a recipe's split -> the published split that it is made from.
     """
     parts: dict[str, list[Conversation]] = {}
     for home in dict.fromkeys(homes.values()):

@@ -47,7 +47,8 @@ def parse(
     most: int | None = None,
 ) -> FilterResult:
     """Records of a file or folder; unreadable rows are dropped with a reason. `columns` maps a layout's
-    column names to the file's, and `split` to the column with each row's published split; `config` and
+    column names to the file's; its key `split` names the column with each row's published split (a "split" in
+    the sense of Hugging Face datasets). `config` and
     `splits` as in `published`; `most` limits the rows per file.
     `DataError` if no row is usable, `RecipeError` for an unknown parser.
     """
@@ -90,7 +91,7 @@ def parse(
 
 
 def unique(sifted: FilterResult) -> FilterResult:
-    """Make record ids unique by suffixes."""
+    """Number records with the same id: a, a~2, a~3."""
     taken: Counter[str] = Counter()
     kept = []
     for record in sifted.kept:

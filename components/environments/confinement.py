@@ -169,10 +169,11 @@ def only_call(column: int, architecture: int) -> None:
         (0x15, 1, 0, architecture),
         (0x06, 0, 0, KILL),
         (0x20, 0, 0, 0),
-    ]  # load arch, load number
+    ]  # load the architecture (BPF_LD), compare (BPF_JEQ), else return KILL (BPF_RET); load the call's number
     lines += [(0x15, len(numbers) - i, 0, number) for i, number in enumerate(numbers)]
     lines += [(0x06, 0, 0, REFUSE), (0x06, 0, 0, ALLOW)]
     program = Program(len(lines), (Filter * len(lines))(*(Filter(*line) for line in lines)))
+    # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
     call("seccomp", libc.prctl(22, 2, ctypes.byref(program), 0, 0))
 
 
@@ -203,9 +204,9 @@ def confine(parent: int, cpu_seconds: int, memory_bytes: int) -> None:
         raise SandboxUnavailable("its parent process ended")
     libraries = [*sys.path, f"{sys.base_prefix}/lib", "/lib", "/lib64", "/usr/lib", "/usr/lib64"]
     folders = sorted({os.path.realpath(p) for p in libraries if p and os.path.exists(p)})
-    libc.unshare(NEW_NAMESPACES)
+    libc.unshare(NEW_NAMESPACES)  # where the kernel lets us; Landlock and seccomp do not depend on it
     limit(cpu_seconds, memory_bytes)
-    call("no_new_privs", libc.prctl(38, 1, 0, 0, 0))
+    call("no_new_privs", libc.prctl(38, 1, 0, 0, 0))  # PR_SET_NO_NEW_PRIVS
     only_read(folders)
     only_call(column, architecture)
     verify_confinement()
@@ -214,7 +215,7 @@ def confine(parent: int, cpu_seconds: int, memory_bytes: int) -> None:
 def main() -> None:
     out = int(sys.argv[1])
     request = json.loads(sys.stdin.buffer.read())
-    token = request["token"]
+    token = request["token"]  # a program that inspects the frames of its interpreter can read it (sandbox.py)
     try:
         confine(request["parent"], request["cpu_seconds"], request["memory_bytes"])
     except SandboxUnavailable as error:

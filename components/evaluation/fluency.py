@@ -1,4 +1,6 @@
-"""Alignment tax: perplexity of the policy on human replies, before and after training."""
+"""Perplexity of the policy on the data's replies, before and after training: what training for a reward costs
+in likelihood (an alignment tax).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ Rows = Sequence[Sequence[float]]
 
 
 def perplexity(logprobs: Rows, masks: Sequence[Sequence[bool]] | None = None) -> float:
-    """exp(−mean log-prob per masked-in token), over all rows together. Rows (T_b,) in nats."""
+    """exp(−mean log-prob per token in the loss mask), over all rows together. Rows (T_b,) in nats."""
     total, tokens = _sums(logprobs, masks)
     return float(np.exp(-total.sum() / tokens.sum()))
 
@@ -27,10 +29,10 @@ def perplexity_ratio(
     resamples: int = 2000,
     seed: int = 0,
 ) -> Interval:
-    """Perplexity of the policy over that of the reference on the same human replies; above 1 is the alignment
-    tax.
+    """Perplexity of the policy over that of the reference on the same replies; above 1, training has cost
+    likelihood.
 
-    The interval resamples replies, paired for both models. The logarithm of the ratio is the tax in nats per
+    The interval resamples replies, paired for both models. The logarithm of the ratio is the cost in nats per
     token.
     """
     ours, tokens = _sums(policy, masks)

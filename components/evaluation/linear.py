@@ -1,4 +1,6 @@
-"""Bradley-Terry regression on fixed features, for the gold measure and the reward model's linear probe."""
+"""Bradley-Terry regression on fixed features, for the gold measure (the judge of the evaluation that no
+training reads) and the reward model's linear probe.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +43,7 @@ def choose_penalty(
     from scipy.special import log_expit
 
     number = np.unique(topics, return_inverse=True)[1]
+    # topics in random order are dealt to the folds
     fold = np.random.default_rng(0).permutation(number.max() + 1)[number] % FOLDS
     if len(np.unique(fold)) < 2:
         return penalties[len(penalties) // 2], None

@@ -30,7 +30,7 @@ Ragged = list[list[float]]
 class Scored:
     """The answers of every arm, and their numbers. `splits`: arm -> split of its prompts; `numbers`: arm ->
     name -> value; `scores`, `measured`: arm -> name -> one number per prompt and answer; `own`: whether the
-    recipe names its arms.
+    recipe names its arms. An arm is a model whose answers are evaluated.
     """
 
     splits: Mapping[str, str]
@@ -56,7 +56,7 @@ class Scored:
         return [arm for arm, split in self.splits.items() if split == self.splits[self.final]]
 
     def add_means(self) -> None:
-        """Add the mean of every score and measure to the numbers."""
+        """Add the mean of every score and measure to `numbers`, in place."""
         for arm, numbers in self.numbers.items():
             numbers |= {name: average(row) for name, row in self.by_prompt(arm).items()}
 
@@ -181,7 +181,9 @@ def proxy_over_gold(
 
 
 def kl_to(reference: Any, groups: Sequence[Group]) -> float:
-    """Monte Carlo KL(final ‖ SFT) in nats per sequence, on the first answer to each prompt."""
+    """Monte Carlo KL(policy that sampled `groups` ‖ `reference`) in nats per sequence, on the first answer to
+    each prompt.
+    """
     firsts = [g.take([0]) for g in groups]
     rows = reference.score(firsts, frozenset({"logprobs"}))
     return sequence_kl(

@@ -159,7 +159,8 @@ def rewards(columns: Columns) -> dict[str, Any]:
 
 def settled(scores: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, dict[str, Ragged]], dict[str, int]]:
     """Scores of every arm, where an answer without a valid score (e.g. an empty one) gets the lowest score of
-    all arms, never 0; and the number of such answers by score. A score without any valid value is left out.
+    all arms instead of 0; and the number of such answers by score. A score without any valid value is left
+    out.
     """
     full: dict[str, dict[str, Ragged]] = {arm: {} for arm in scores}
     counts: dict[str, int] = {}

@@ -51,9 +51,9 @@ class Conversation:
         self.history: list[Message] = []
 
     def answer(self, question: str, settings: Settings, seed: int) -> Iterator[Answer]:
-        """Yield the answer after each token, without incomplete UTF-8 characters. The exchange is added to
-        the history when the iterator ends; if it is closed earlier, with the partial answer. A `RatchetError`
-        becomes an answer with `stop="error"`.
+        """Yield the answer after each token, without incomplete UTF-8 characters. Once a token was generated,
+        the exchange is added to the history, also with the partial answer of an iterator that is closed early
+        or ends with an error. A `RatchetError` becomes an answer with `stop="error"`.
         """
         answer, messages = Answer(), [*self.history, Message(role="user", content=question)]
         try:

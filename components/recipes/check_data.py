@@ -42,7 +42,9 @@ def check_files(recipe: Recipe, show: int = 0) -> Checked:
     _check_models(recipe)
     have: set[str] | None = set()
     for i, source in enumerate(recipe.data.every_source):
-        with _at(f"data.sources[{i}]" if recipe.data.sources else "data.source"):
+        where = f"data.sources[{i}]" if recipe.data.sources else "data"
+        _check_columns(source.columns, f"{where}.columns")
+        with _at(where if recipe.data.sources else "data.source"):
             check_address(source.source)
             splits = _published_splits(source)
         have = have | splits if have is not None and splits is not None else None
@@ -63,6 +65,18 @@ def check_files(recipe: Recipe, show: int = 0) -> Checked:
             "share {:g}",
         )
     )
+
+
+def _check_columns(columns: Mapping[str, str], where: str) -> None:
+    """`RecipeError` if columns trade names: a file's column is dropped once it was renamed, so that one of
+    the two would be lost.
+    """
+    for name, source in columns.items():
+        if source != name and columns.get(source, source) != source:
+            raise RecipeError(
+                f"{where}: {source!r} is renamed to {name!r} and {columns[source]!r} to {source!r}; a file's "
+                "columns cannot trade names here, so rename them in the file"
+            )
 
 
 def _check_models(recipe: Recipe) -> None:

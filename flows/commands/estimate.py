@@ -9,7 +9,7 @@ from ratchet.components.errors import RecipeError
 
 def check_fits(pipeline: Any) -> None:
     """`RecipeError` if the profile has too little memory. Skipped while the model's size is unknown."""
-    from ratchet.components.estimates.capacity import check_memory
+    from ratchet.components.estimates.capacity import check_capacity
     from ratchet.tasks.machine.calibration import costs_of, model_shape, this_machine
 
     try:
@@ -17,12 +17,12 @@ def check_fits(pipeline: Any) -> None:
     except RecipeError:
         return  # not downloaded yet: the size is unknown
     costs, _, _ = costs_of(pipeline, measured=False)
-    check_memory(pipeline.profile, costs, this_machine(pipeline.store.home))
+    check_capacity(pipeline.profile, costs, this_machine(pipeline.store.home))
 
 
 def print_estimate(console: Any, pipeline: Any) -> None:
     """Print the table and its sums. `RecipeError` after it if the profile has too little memory."""
-    from ratchet.components.estimates.capacity import check_memory, gb
+    from ratchet.components.estimates.capacity import check_capacity, gb
     from ratchet.flows.display import table_of
     from ratchet.tasks.machine.calibration import costs_of, this_machine
 
@@ -79,7 +79,7 @@ def print_estimate(console: Any, pipeline: Any) -> None:
         f"cost       {_price(hardware, timed) if rates else 'unknown without the time'}", highlight=False
     )
     console.print(f"rates      {_rates(rates, hardware)}", highlight=False, soft_wrap=True)
-    check_memory(pipeline.profile, costs, this_machine(pipeline.store.home))
+    check_capacity(pipeline.profile, costs, this_machine(pipeline.store.home))
 
 
 def _tokens(count: float | None) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ratchet.components.errors import RecipeError
-from ratchet.components.estimates.capacity import check_memory
+from ratchet.components.estimates.capacity import check_capacity
 from ratchet.components.estimates.costs import Split, estimate
 from ratchet.components.estimates.memory import Layout, kept_activations, trained, training
 from ratchet.components.estimates.rates import Rates, adapter_key, stated_rates
@@ -221,12 +222,31 @@ def test_too_large_profile_is_refused_with_options_to_lower() -> None:
     with pytest.raises(
         RecipeError, match=r"'gpu'.*'sft'.*14\d\.\d GB.*optimiser 96\.4 GB.*80\.0 GB.*10%.*adapter"
     ):
-        check_memory(profile, costs, (1e15, 1e15))
+        check_capacity(profile, costs, (1e15, 1e15))
     smaller = [f"{section}.fit.adapter={{name: lora}}" for section in ("sft", "reward", "online")]
     recipe, profile = load("rlhf_workflow_8b", profile="gpu", overrides=smaller)
-    check_memory(
+    check_capacity(
         profile, estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {}), (1e15, 1e15)
     )
+
+
+def test_host_memory_of_loading_grows_with_ranks_so_fewer_are_advised() -> None:
+    """Every rank reads the weights in float32: 4 bytes x 8.03e9 parameters x 8 ranks = 257 GB."""
+    recipe, profile = load("rlhf_workflow_8b", profile="node")
+    costs = estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {})
+    small = replace(profile, hardware=replace(profile.hardware, host_memory_gb=200.0))
+    with pytest.raises(RecipeError, match=r"need 25\d\.\d GB of host memory.*200\.0 GB.*fewer ranks"):
+        check_capacity(small, costs, (1e15, 1e15))
+
+
+def test_advice_for_a_stage_that_trains_nothing_names_nothing_of_training() -> None:
+    """Weights are the largest part of sampling: an adapter or ZeRO would not make them smaller."""
+    recipe, profile = load("rlhf_workflow_8b", profile="node")
+    costs = estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {})
+    sampling = [replace(one, memory={"weights": 9e10}) for one in costs if one.stage.name == "rollout_1"]
+    with pytest.raises(RecipeError, match="tensor_parallel") as refused:
+        check_capacity(profile, sampling, (1e15, 1e15))
+    assert "adapter" not in str(refused.value) and "zero_stage" not in str(refused.value)
 
 
 def test_sampling_model_on_gpu_has_the_learners_precision() -> None:
@@ -271,22 +291,22 @@ def test_published_8b_setup_fits(profile: str) -> None:
     assert shape == LLAMA_8B
     rates = stated_rates(recipe, chosen, shape, length=3072)
     costs = estimate(recipe, chosen, plan(recipe, chosen), shape, {}, rates, {})
-    check_memory(chosen, costs, (1e9, 1e9))  # what the profile states counts, not this machine
+    check_capacity(chosen, costs, (1e9, 1e9))  # what the profile states counts, not this machine
     assert all(c.seconds for c in costs if c.learn or c.sample)
 
 
 def test_unstated_hardware_is_this_machine() -> None:
     recipe, profile = load("chat", profile="cpu")
     costs = estimate(recipe, profile, plan(recipe, profile), SMOL, {}, None, {})
-    check_memory(profile, costs, (16e9, 100e9))
+    check_capacity(profile, costs, (16e9, 100e9))
     with pytest.raises(RecipeError, match=r"tokens_per_microbatch.*200000.*gradient_checkpointing"):
         import dataclasses
 
         large = dataclasses.replace(profile, tokens_per_microbatch=200_000)
         recipe, _ = load("chat", overrides=["sft.fit.batch=2000"])
-        check_memory(large, estimate(recipe, large, plan(recipe, large), SMOL, {}, None, {}), (16e9, 100e9))
+        check_capacity(large, estimate(recipe, large, plan(recipe, large), SMOL, {}, None, {}), (16e9, 100e9))
     with pytest.raises(RecipeError, match=r"disk.*1\.0 GB"):
-        check_memory(profile, costs, (16e9, 1e9))
+        check_capacity(profile, costs, (16e9, 1e9))
 
 
 def test_unsupported_architecture_is_refused() -> None:
