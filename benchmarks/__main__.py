@@ -12,10 +12,12 @@ import sys
 from pathlib import Path
 
 from benchmarks import growth, orchestration, report
+from benchmarks.child import device
 from benchmarks.compare import ROOT, compare, runner, tricks
 from benchmarks.environments import python_of
-from benchmarks.works import WORKS
+from benchmarks.works import WORKS, in_precision
 from ratchet.components.errors import RatchetError
+from ratchet.components.models.products import has_bfloat16
 from ratchet.tasks.process.launch import ENVIRONMENT
 
 OTHERS = ("growth", "orchestration")
@@ -35,6 +37,12 @@ def main() -> None:
         type=int,
         default=3,
         help="rounds of ours and peer in turn; the first also finds the peer's best setting",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="bfloat16: mixed precision on both sides, with the tolerances of works.BFLOAT16",
     )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
@@ -65,6 +73,8 @@ def main() -> None:
             if unknown
             else "--repeats is at least 1"
         )
+    if given.precision == "bfloat16" and not has_bfloat16():
+        parser.error("--precision bfloat16: this processor multiplies no bfloat16 in hardware; use float32")
     try:
         measure_all(given, wanted)
     except (RatchetError, RuntimeError) as error:
@@ -77,18 +87,16 @@ def measure_all(given: argparse.Namespace, wanted: list[str]) -> None:
     """
     out, without = given.out / given.model, given.without.split(",")
     environment = {**os.environ, "OMP_NUM_THREADS": str(given.threads), "MKL_NUM_THREADS": str(given.threads)}
-    head = (
-        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {given.threads} "
-        f"threads, model {given.model}, float32\n"
-    )
-    compared = [WORKS[name] for name in wanted if name in WORKS]
+    head = f"{hardware(given.threads)}, model {given.model}, {given.precision}\n"
+    compared = [in_precision(WORKS[name], given.precision) for name in wanted if name in WORKS]
     out.mkdir(parents=True, exist_ok=True)
     if compared:
         pythons = {k: Path(v).absolute() for k, _, v in (pair.partition("=") for pair in given.python)}
         for name in sorted(
             {peer.name for work in compared for peer in work.peers} - {*OWN, *pythons, *without}
         ):
-            pythons[name] = python_of(name, given.environments.absolute())
+            kind = "vllm-cuda" if name == "vllm" and device() == "cuda" else name
+            pythons[name] = python_of(kind, given.environments.absolute())
         subprocess.run(
             [
                 sys.executable,
@@ -104,7 +112,9 @@ def measure_all(given: argparse.Namespace, wanted: list[str]) -> None:
             cwd=ROOT,
             check=True,
         )
-        measure = runner(pythons, given.out / "inputs" / f"{given.model}.json", given.threads)
+        measure = runner(
+            pythons, given.out / "inputs" / f"{given.model}.json", given.threads, given.precision
+        )
         rows, kept, worth, worth_kept = [], [], [], []
         for work in compared:
             peers = [peer for peer in work.peers if peer.name not in without]
@@ -133,6 +143,15 @@ def measure_all(given: argparse.Namespace, wanted: list[str]) -> None:
         (out / "orchestration.md").write_text(head + "\n" + text)
         print(text)
     print(f"written to {out}")
+
+
+def hardware(threads: int) -> str:
+    """The GPU that all sides use, else the processor."""
+    if device() == "cuda":
+        import torch
+
+        return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}"
+    return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {threads} threads"
 
 
 def say(line: str) -> None:

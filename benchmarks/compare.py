@@ -66,7 +66,7 @@ class Row:
         return "" if not judged else "reached" if all(judged) else "not reached"
 
 
-def runner(pythons: Mapping[str, Path], inputs: Path, threads: int) -> Measure:
+def runner(pythons: Mapping[str, Path], inputs: Path, threads: int, precision: str = "float32") -> Measure:
     """Function that measures one side in a fresh child process with `threads` threads; this project's side
     gets the environment variables of a stage.
     """
@@ -94,6 +94,8 @@ def runner(pythons: Mapping[str, Path], inputs: Path, threads: int) -> Measure:
             str(inputs.resolve()),
             "--threads",
             str(threads),
+            "--precision",
+            precision,
         ]
         given = (
             {name: value for name, value in ENVIRONMENT.items() if name != SWITCHES.get(setting)}

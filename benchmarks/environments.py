@@ -10,8 +10,10 @@ from pathlib import Path
 from ratchet.components.errors import SourceError
 
 HERE = Path(__file__).parent
-CONSTRAINED = {"trl"}  # needs the same torch and transformers as this project
-BROKEN = {"vllm": ("torchvision", "torchaudio", "torchcodec")}  # built for a different torch, so removed
+CONSTRAINED = {"trl": "constraints.txt", "vllm-cuda": "constraints-vllm.txt"}
+"""Files in infra/ that pin a peer's packages; TRL's are the torch and transformers of this project."""
+BROKEN = {"vllm": ("torchvision", "torchaudio", "torchcodec")}
+"""Packages that were built for a different torch than the peer's, and are removed."""
 
 
 def python_of(name: str, folder: Path) -> Path:
@@ -19,16 +21,16 @@ def python_of(name: str, folder: Path) -> Path:
     `SourceError` if that fails.
     """
     needs = HERE / f"requirements-{name}.txt"
-    constraints = HERE.parent / "infra" / "constraints.txt"
+    constraints = HERE.parent / "infra" / CONSTRAINED[name] if name in CONSTRAINED else None
     place, python = folder / name, folder / name / "bin" / "python"
     asked = hashlib.sha256(
-        needs.read_bytes() + (constraints.read_bytes() if name in CONSTRAINED else b"")
+        needs.read_bytes() + (constraints.read_bytes() if constraints else b"")
     ).hexdigest()
     done = place / "made-from"
     if done.exists() and done.read_text() == asked:
         return python
     print(f"making the environment of {name} in {place} (once; minutes)", flush=True)
-    limits = ["--constraint", str(constraints)] if name in CONSTRAINED else []
+    limits = ["--constraint", str(constraints)] if constraints else []
     _run(name, [sys.executable, "-m", "venv", "--clear", str(place)])
     _run(name, [str(python), "-m", "pip", "install", "--quiet", "--upgrade", "pip"])
     _run(name, [str(python), "-m", "pip", "install", "--quiet", *limits, "--requirement", str(needs)])

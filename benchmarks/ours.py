@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.child import WARM_UP, Clock, main
+from benchmarks.child import WARM_UP, Clock, device, main
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models import attention, products, reading
 from ratchet.components.pieces.advantages.group_norm import group_norm
@@ -34,7 +34,7 @@ from ratchet.components.training.trainer import one_step
 from ratchet.components.types import Context, Group, Prompt, Request, Trajectory
 
 TOKENS = 2048
-"""Packed tokens of one forward pass, as in the profile `cpu`."""
+"""Packed tokens of one forward pass, as in the profile `cpu`; on a GPU as in `gpu`."""
 UPDATES: dict[str, dict[str, Any]] = {
     "sft": {"name": "likelihood", "reduce": "token_mean"},
     "reward": {"name": "ranking.bradley_terry", "reduce": "unit_mean"},
@@ -90,10 +90,11 @@ def train(work: str, inputs: dict[str, Any], setting: str) -> dict[str, Any]:
     kind = "reward" if work == "reward" else "policy"
     path = Path(inputs["reward_model" if kind == "reward" else "model"])
     steps = steps_of(work, inputs)
+    packed = TOKENS if device() == "cpu" else load_profile("gpu").tokens_per_microbatch
     before, clock = Clock(), Clock()
-    with switched_off(setting):
+    with switched_off(setting), products.product_precision(inputs["precision"]):
         if work == "dpo":
-            engine = TorchEngine(path)
+            engine = TorchEngine(path, precision=inputs["precision"])
             for number, groups in enumerate(steps):
                 with before:
                     columns = logprobs(groups, Context(models={"reference": engine}))
@@ -138,7 +139,7 @@ def train(work: str, inputs: dict[str, Any], setting: str) -> dict[str, Any]:
                         {"policy": learner},
                         {"policy": update},
                         groups,
-                        tokens=1 if setting == "unpacked" else TOKENS,
+                        tokens=1 if setting == "unpacked" else packed,
                     )
                 )
     seconds = [a + b for a, b in zip(clock.seconds, before.seconds or [0.0] * len(steps), strict=True)]
@@ -197,8 +198,8 @@ def score_single(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
 
 
 def _score(inputs: dict[str, Any], setting: str, groups: list[Group]) -> dict[str, Any]:
-    engine, clock = TorchEngine(Path(inputs["model"])), Clock()
-    with switched_off(setting):
+    engine, clock = TorchEngine(Path(inputs["model"]), precision=inputs["precision"]), Clock()
+    with switched_off(setting), products.product_precision(inputs["precision"]):
         for _ in range(1 + WARM_UP):
             with clock:
                 found = engine.score(groups, frozenset({"logprobs"}))
@@ -210,7 +211,9 @@ def sample(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
     """All completions of all prompts, until end-of-turn or the limit. Tokens: all sampled ones, including the
     last.
     """
-    engine, clock = TorchEngine(Path(inputs["model"]), rows=load_profile("cpu").max_num_seqs), Clock()
+    profile = load_profile("cpu" if device() == "cpu" else "gpu")
+    engine = TorchEngine(Path(inputs["model"]), rows=profile.max_num_seqs, precision=inputs["precision"])
+    clock = Clock()
     count, most = inputs["completions"], inputs["max_tokens"]
     greedy = [Request(tokens, max_tokens=16, temperature=0.0) for tokens in inputs["asked"][:4]]
     checked = [samples[0] for samples in engine.generate(greedy)]
@@ -223,7 +226,7 @@ def sample(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
             for request in asked
             for n in range(count)
         ]
-    with switched_off(setting), clock:
+    with switched_off(setting), products.product_precision(inputs["precision"]), clock:
         answers = engine.generate(asked)
     return {
         "seconds": clock.seconds,

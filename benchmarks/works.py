@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,13 @@ class Work:
 
 
 TRAINING = {"grad_norm": 1e-3}  # sums over 135 M squares in different orders
+BFLOAT16 = {
+    "loss": 2e-2, "grad_norm": 1e-1, "after": 5e-2, "logprobs": 1e-1,
+    "greedy_tokens": math.inf, "greedy_logprobs": math.inf,
+}  # fmt: skip
+"""Tolerances in mixed precision, where a product has 8 significant bits: about 2 % of a step's loss. Greedy
+answers may part at any token, so they are not compared.
+"""
 
 WORKS: dict[str, Work] = {
     work.name: work
@@ -90,3 +98,8 @@ WORKS: dict[str, Work] = {
         ),
     )
 }
+
+
+def in_precision(work: Work, precision: str) -> Work:
+    """The task with the tolerances of a precision."""
+    return replace(work, loose=BFLOAT16) if precision == "bfloat16" else work

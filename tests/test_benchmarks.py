@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import growth, labels, ours, report
+from benchmarks import child as measured
+from benchmarks import gpu, growth, labels, ours, report
 from benchmarks.compare import Result, agrees, child, compare, disagreements, runner
 from benchmarks.inputs import collect
-from benchmarks.works import TRAINING, Peer, Work
+from benchmarks.works import TRAINING, WORKS, Peer, Work, in_precision
 from ratchet.components.data.groups import write_groups
 from ratchet.components.models.tiny import conversation
 from ratchet.components.types import Group, Prompt, Trajectory
@@ -36,7 +38,7 @@ def inputs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     write_groups(folder / "prompts.parquet", prompts)
     found = collect("tiny", tiny_model, folder, folder)
     (folder / "tiny.json").write_text(json.dumps(found))
-    return {**found, "file": str(folder / "tiny.json")}
+    return {**found, "precision": "float32", "file": str(folder / "tiny.json")}
 
 
 @pytest.fixture
@@ -252,3 +254,81 @@ def test_labels_benchmark_counts_labels_to_a_goal() -> None:
     )
     assert made["diverse"]["final_minus_uniform"]["mean"] == pytest.approx(0.1)
     assert "| `diverse` | 70.0 [70.0, 70.0] | +10.0 [+10.0, +10.0]" in labels.table(made, "about")
+
+
+def test_mixed_precision_compares_losses_loosely_and_greedy_answers_not_at_all() -> None:
+    work = in_precision(WORKS["sft"], "bfloat16")
+    a = {"tokens": [1], "checks": {"loss": [2.0], "greedy_tokens": [1, 2, 3]}}
+    assert agrees(a, {"tokens": [1], "checks": {"loss": [2.02], "greedy_tokens": [1]}}, work.loose)
+    assert not agrees(a, {"tokens": [1], "checks": {"loss": [2.1], "greedy_tokens": [1]}}, work.loose)
+    assert in_precision(WORKS["sft"], "float32") is WORKS["sft"]
+
+
+def test_timed_parts_wait_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are queued: a clock that does not wait for them measures the time to queue them."""
+    import torch
+
+    events: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: events.append("wait"))
+    clock = measured.Clock()
+    with clock:
+        events.append("work")
+    assert events == ["wait", "work", "wait"] and len(clock.seconds) == 1
+
+
+def test_memory_on_a_gpu_is_that_of_its_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 3 << 20)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 5 << 20)
+    assert measured.memory() == {"mib": 3.0, "peak_mib": 5.0}
+
+
+def test_version_is_that_of_the_installed_alternative() -> None:
+    assert measured.versions("not-installed|torch", "pytest").keys() == {"torch", "pytest"}
+
+
+def test_gpu_script_says_what_is_missing_without_a_gpu(tmp_path: Path) -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", "--out", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert found.returncode == 1 and "nvidia-smi" in found.stderr and not (tmp_path / "out").exists()
+
+
+def test_gpu_script_goes_on_after_a_part_that_failed(tmp_path: Path) -> None:
+    """Each part is done; the report has the figures of those that worked and the logs of the others."""
+    todo = gpu.parts(tmp_path, repeats=2)
+    assert [part.command[2] for part in todo] == ["benchmarks", "benchmarks", "ratchet.flows.cli"]
+    table = tmp_path / "float32" / "smollm2" / "peers.md"
+    table.parent.mkdir(parents=True)
+    table.write_text("| figures |")
+    calls = []
+
+    def execute(part: gpu.Part, log: Path) -> int:
+        calls.append(part.name)
+        log.write_text("CUDA out of memory\n")
+        return 0 if part is todo[0] else 9
+
+    failed = gpu.measure(todo, tmp_path, "one GPU", execute)
+    text = (tmp_path / gpu.REPORT).read_text()
+    assert calls == [part.name for part in todo] and failed == calls[1:]
+    assert text.startswith("# On one GPU") and text.count("| figures |") == 1
+    assert text.count("CUDA out of memory") == 2 and text.count("exit code 9") == 2
+
+
+def test_gpu_script_reports_the_stages_and_gates_of_the_run() -> None:
+    found = {
+        "run": "instruct-1",
+        "state": "finished",
+        "champion": False,
+        "stages": [{"name": "sft", "meta": {"seconds": 12.5}}, {"name": "evaluate", "meta": {}}],
+        "gates": [{"name": "variety", "passed": False, "why": "0.7 < 0.75"}],
+    }
+    text = gpu.table(found)
+    assert "instruct-1: finished, champion: no" in text and "| sft | 12.5 |" in text
+    assert "| variety | no | 0.7 < 0.75 |" in text
