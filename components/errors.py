@@ -27,9 +27,15 @@ import re
 from collections.abc import Iterable
 
 SECRET_NAME = re.compile(
-    r"TOKEN(?!IZER)|PASSWORD|PASSWD|SECRET|API_KEY|ACCESS_KEY|CREDENTIAL|AUTH_STRING", re.IGNORECASE
+    r"TOKEN(?!IZER)|PASSWORD|PASSWD|SECRET|API_KEY|ACCESS_KEY|CREDENTIAL|AUTH_STRING",
+    re.IGNORECASE,
 )
 HARMLESS = re.compile(r".{,7}|[A-Za-z]{,15}|[\d.,+-]{,15}|\w+://[^?@]*")
+
+
+def _is_secret(name: str, value: str) -> bool:
+    """Whether an environment variable's name says that its value is a secret. MAX_TOKENS=131072 is none."""
+    return bool(SECRET_NAME.search(name)) and not ("TOKENS" in name.upper() and value.isdigit())
 
 
 def redacted(text: str) -> str:
@@ -38,7 +44,7 @@ def redacted(text: str) -> str:
     """
     text = re.sub(r"(?<=://)[^/\s@\"']+@", "***@", text)
     for name, value in os.environ.items():
-        if len(value) >= 6 and SECRET_NAME.search(name):
+        if len(value) >= 6 and _is_secret(name, value):
             text = text.replace(value, "***")
     return text
 
@@ -52,7 +58,7 @@ def secret_in(text: str) -> str:
         return "an address with a password"
     for name, value in os.environ.items():
         if (
-            SECRET_NAME.search(name)
+            _is_secret(name, value)
             and value in text
             and not HARMLESS.fullmatch(value)
             and not os.path.exists(value)

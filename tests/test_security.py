@@ -375,6 +375,12 @@ def test_messages_hold_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
         assert str(error) == str(pickle.loads(pickle.dumps(error))) == redacted(text)
 
 
+def test_a_number_of_tokens_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAX_TOKENS", "131072")
+    monkeypatch.setenv("API_TOKENS", "abc123,def456")
+    assert redacted("context of 131072 tokens; abc123,def456") == "context of 131072 tokens; ***"
+
+
 def test_errors_of_other_programs_are_redacted(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

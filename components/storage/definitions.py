@@ -3,7 +3,8 @@
 Starting from some functions, `Sources` follows the names they use to top-level functions, classes and
 assignments of this package: through imports (also inside functions, and re-exports), module attributes,
 decorators, base classes and methods. It hashes the syntax trees found, without comments, docstrings and
-annotations of functions and variables. A definition moved to another module keeps its hash.
+annotations of functions and variables, and without what no output depends on: the messages of errors that end
+a stage, and `components/errors.py`. A definition moved to another module keeps its hash.
 
 What cannot be traced counts as a whole, so that no change of behaviour is missed: every definition of a
 module that is used as a value, named in a string, or lacks the attribute requested. Module-level statements
@@ -22,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ratchet.components.storage.syntax import PREFIX, Import, Module, Statement, ours, parse
+from ratchet.components.storage.syntax import ERRORS, PREFIX, Import, Module, Statement, ours, parse
 
 ROUNDS = 3
 """Depth of references included in the hash of a definition, to distinguish definitions with equal text."""
@@ -99,7 +100,8 @@ class Sources:
         if node not in self._edges:
             self._edges[node] = {}
             for label, target in self._followed(node):
-                self._edges[node].setdefault(label, set()).add(target)
+                if target.module != ERRORS:
+                    self._edges[node].setdefault(label, set()).add(target)
         return self._edges[node]
 
     def _followed(self, node: Node) -> Iterator[tuple[str, Node]]:

@@ -1,5 +1,5 @@
-"""Python source as top-level statements: normalised text (without comments, docstrings and annotations) and
-references of each.
+"""Python source as top-level statements: normalised text (without comments, docstrings, annotations and the
+messages of errors that end a stage) and references of each.
 """
 
 from __future__ import annotations
@@ -25,6 +25,14 @@ PURE = {
 }
 """Decorators (or their modules) without side effects. A definition under any other counts whenever its module
 is imported.
+"""
+ERRORS = f"{PREFIX}components.errors"
+FATAL = {
+    "RecipeError", "SourceError", "ContractError", "TrainingError", "HealthError", "StoreError",
+    "DamageError", "SandboxError", "BusyError", "ServiceError", "StageError",
+}  # fmt: skip
+"""Errors of ours that end a stage, so that their messages are in no output. `DataError` may also end one row,
+whose reason the output names.
 """
 BUILDS = (("build",), ("describe",), ("resolve",))  # functions that take a piece name
 SILENT = ("ctx", "type_comment", "kind", "type_ignores")  # AST fields without semantics
@@ -99,6 +107,8 @@ class _Reader:
                 pass
             case ast.Import() | ast.ImportFrom() if self._import(node):
                 pass
+            case ast.Raise(exc=ast.Call(func=ast.Name(id=name))) if name in FATAL:
+                self.parts.append(f"(Raise {name})")
             case ast.Name() | ast.Attribute() if chain := _chain(node):
                 self.found.chains.add(chain)
                 self.parts.append(" " + ".".join(chain))

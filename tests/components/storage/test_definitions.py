@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
+from ratchet.components import errors
 from ratchet.components.piece import ROOT
 from ratchet.components.recipes.plan import our_sources, plan, starts
 from ratchet.components.recipes.recipe import load
 from ratchet.components.stages.job import Job, run_job
 from ratchet.components.storage.definitions import Sources
-from ratchet.components.storage.syntax import PREFIX, Module
+from ratchet.components.storage.syntax import FATAL, PREFIX, Module
 from ratchet.tasks.pipeline import Pipeline
 
 STAGE = f"{PREFIX}components.stage"
@@ -50,8 +51,14 @@ FILES = {
     "shapes.py": "from {p}components.base import Shape\n\nclass Circle(Shape):\n    side: float = "
     "1.0\n\n    def size(self) -> float:\n        return self.side\n\n"
     "class Square(Shape):\n    pass\n\ndef area(shape):\n    return shape.size()\n",
-    "base.py": "class Shape:\n    def __init__(self, side):\n        self.side = corrected(side)\n\ndef "
-    "corrected(side):\n    return abs(side)\n",
+    "base.py": "from {p}components.errors import ContractError, DataError\n\nclass Shape:\n    def "
+    "__init__(self, side):\n        self.side = corrected(side)\n\ndef corrected(side):\n"
+    "    if side == 7:\n        raise ContractError(f'{side} is {worded(side)}')\n"
+    "    if side < 0:\n        raise DataError('too small')\n"
+    "    if side == 9:\n        raise ValueError('odd')\n"
+    "    return abs(side)\n\ndef worded(side):\n    return 'wrong'\n",
+    "errors.py": "class ContractError(Exception):\n    def __init__(self, *a):\n        "
+    "super().__init__(*a)\n\nclass DataError(Exception):\n    pass\n",
     "table.py": "from pathlib import Path\n\nNAME = 'table.txt'\n\ndef find(x):\n    return (Path('.') / "
     "NAME).read_text()\n",
     "table.txt": "a b c\n",
@@ -95,6 +102,10 @@ def code(tmp_path: Path) -> Any:
         ),  # an import that means another definition
         ("late.py", "['one']", "['two']"),  # imported within the function
         ("base.py", "abs(side)", "side"),  # called by a method of a base class
+        ("base.py", "side == 7", "side == 8"),  # when a stage fails
+        ("base.py", "raise ContractError", "raise DataError"),  # an error that may end one row only
+        ("base.py", "'too small'", "'below 0'"),  # its message, which may be in an output
+        ("base.py", "ValueError('odd')", "ValueError('uneven')"),  # an error that anything may catch
         ("shapes.py", "return self.side", "return 2 * self.side"),  # a method
         ("shapes.py", "side: float", "side: int"),  # a field of a class, which may be read at run time
         ("shapes.py", "return shape.size()", "return -shape.size()"),  # an attribute of a module
@@ -128,6 +139,9 @@ def test_changed_reachable_code_changes_the_digest(code: Any, file: str, old: st
         ("registered.py", "return 0", "return 1"),
         ("shapes.py", "class Square(Shape):\n    pass", "class Square(Shape):\n    side = 4"),
         ("registry.py", "def register(f)", "def register(f: object) -> object"),
+        ("base.py", "f'{side} is {worded(side)}'", "f'expected a number, got {side}'"),
+        ("base.py", "return 'wrong'", "return 'invalid'"),
+        ("errors.py", "super().__init__(*a)", "super().__init__('error:', *a)"),
     ],
 )
 def test_changed_unreachable_code_keeps_the_digest(code: Any, file: str, old: str, new: str) -> None:
@@ -232,6 +246,14 @@ def test_changed_definition_changes_the_key_only_if_reached(recipe: str, name: s
         assert after(changed(modules[node.module], {node.what})) != before, (
             f"{node.module}: {ast.unparse(modules[node.module].body[node.what])[:80]}"
         )
+
+
+def test_messages_of_all_errors_but_those_of_rows_are_left_out_of_keys() -> None:
+    """`parse` drops a row that a `DataError` refuses, and its output names the reason."""
+    known = {
+        name for name, value in vars(errors).items() if name.endswith("Error") and isinstance(value, type)
+    }
+    assert known - {"RatchetError", "DataError", "GateError"} == FATAL
 
 
 def test_comments_docstrings_and_annotations_keep_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
