@@ -16,6 +16,7 @@ from typing import Any
 
 from ratchet.components.data.records import Conversation, CountTokens, FilterResult, Rejected, prefix_within
 from ratchet.components.recipes.sections import Contexts, Conversations, Labelled, Pairs
+from ratchet.components.recipes.splits import PAIR_COLUMNS
 from ratchet.components.types import Group, Message, Prompt, Trajectory
 
 
@@ -316,7 +317,7 @@ def _given(record: Conversation) -> Group:
         record.source,
         _meta(record),
     )
-    columns = {"margin": [float(record.meta["margin"])] * 2} if "margin" in record.meta else {}
+    columns = {name: [float(record.meta[name])] * 2 for name in PAIR_COLUMNS if name in record.meta}
     return Group(
         prompt,
         (Trajectory(record.messages[record.opening :]), Trajectory(record.rejected[record.opening :])),

@@ -217,7 +217,11 @@ def curate_records(
         )
     write_quarantine(file, quarantine)
     if empty := [name for name, groups in built.items() if not groups]:
-        why = next(s["dropped"] for s in steps if s["step"] == f"build {empty[0]}")
+        dropped = next(s["dropped"] for s in steps if s["step"] == f"build {empty[0]}")
+        why = "; ".join(
+            [f"{reason}: {number}" for reason, number in dropped.items()]
+            + [f"{what}: {number}" for what, number in parsed.changed.items() if number]
+        )
         needs = f"it is made of {NEEDS[kind_of(empty[0])]}; " if kind_of(empty[0]) in NEEDS else ""
         raise DataError(
             f"split {empty[0]!r} is empty: {len(parts[empty[0]])} records came in but no group was built "

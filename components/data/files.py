@@ -180,9 +180,10 @@ def _arrow(file: Path) -> Iterable[Any]:
         raise DataError(f"{file} is not a readable Arrow stream, as `datasets` saves one: {error}") from error
 
 
-def _table(file: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a CSV or TSV file with a header. Empty cells are None; cells with a JSON list or object are
-    decoded. A CSV file whose header has no comma may be separated by semicolons or tabs.
+def _table(file: Path) -> Iterator[Any]:
+    """Rows of a CSV or TSV file with a header; a `DataError` for one with more or fewer cells, which may
+    be in the wrong columns. Empty cells are None; cells with a JSON list or object are decoded. A CSV file
+    whose header has no comma may be separated by semicolons or tabs.
     """
     csv.field_size_limit(sys.maxsize)
     kind, line = _kind(file), 1
@@ -193,12 +194,17 @@ def _table(file: Path) -> Iterator[dict[str, Any]]:
             names = [name.strip() for name in next(csv.reader([header], delimiter=between), [])]
             if twice := sorted({name for name in names if names.count(name) > 1}):
                 raise DataError(f"{file}: the header has the column {twice[0]!r} twice; rename one of them")
-            rows = csv.DictReader(
-                lines, names, delimiter=between, restkey="(cells without a name)", strict=True
-            )
-            for row in rows:
+            rows = csv.reader(lines, delimiter=between, strict=True)
+            for cells in filter(None, rows):
                 line = 1 + rows.line_num
-                yield {name: _cell(value) for name, value in row.items()}
+                yield (
+                    {name: _cell(value) for name, value in zip(names, cells, strict=True)}
+                    if len(cells) == len(names)
+                    else DataError(
+                        f"the row has {len(cells)} cells and the header {len(names)}: put texts with "
+                        f"{between!r} in quotation marks"
+                    )
+                )
     except (csv.Error, UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
             f"{file} is not a readable {kind[1:].upper()} file in UTF-8: {error} (after line {line})"

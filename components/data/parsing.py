@@ -29,6 +29,8 @@ from ratchet.components.recipes.splits import SPLIT_COLUMN
 Parser = Callable[[Mapping[str, Any]], Sequence[Conversation]]
 RENAMED = "renamed: duplicate id"
 GROUPS = {"group", "prompt_id", "completion"}
+PAIR = frozenset({"chosen", "rejected"})
+"""Columns that only mean something together."""
 TESTS = (
     "test",
     "entry_point",
@@ -61,6 +63,9 @@ def parse(
         for i, (where, row) in enumerate(islice(read_rows(file), most)):
             key = f"{file.name.partition('.')[0]}-{i}"
             first = row if first is None else first
+            if isinstance(row, Mapping) and set(row) >= GROUPS:
+                kept.extend(_from_groups(file, split))
+                break
             try:
                 if isinstance(row, DataError):
                     raise ValueError(str(row))
@@ -68,9 +73,6 @@ def parse(
                     raise ValueError(
                         f"the row is a {type(row).__name__}, expected an object with named columns"
                     )
-                if set(row) >= GROUPS:
-                    kept.extend(_from_groups(file, split))
-                    break
                 row = _renamed(row, columns or {})
                 name, layout = choose(row)
                 named = key if row.get("id") is None else str(row["id"])
@@ -86,23 +88,28 @@ def parse(
             if dropped
             else "it is empty"
         )
+        if dropped and parser != "auto":
+            given = parser if isinstance(parser, str) else parser["name"]
+            why += f"; `data.parser` is {given!r}, and with `auto` the columns decide how a row is read"
         raise DataError(f"{path} holds no usable record: {why}")
     return unique(FilterResult(kept, dropped, layouts))
 
 
 def unique(sifted: FilterResult) -> FilterResult:
     """Number records with the same id: a, a~2, a~3."""
-    taken: Counter[str] = Counter()
-    kept = []
+    own, seen, numbers, kept = {r.id for r in sifted.kept}, set[str](), Counter[str](), []
     for record in sifted.kept:
-        taken[record.id] += 1
-        kept.append(
-            record if taken[record.id] == 1 else replace(record, id=f"{record.id}~{taken[record.id]}")
-        )
+        name = record.id
+        while name in seen:
+            numbers[record.id] += 1
+            name = f"{record.id}~{numbers[record.id] + 1}"
+            name = record.id if name in own else name  # the id of another record: the next number
+        seen.add(name)
+        kept.append(record if name == record.id else replace(record, id=name))
     return FilterResult(
         kept,
         sifted.dropped,
-        {**sifted.changed, RENAMED: sifted.changed.get(RENAMED, 0) + len(kept) - len(taken)},
+        {**sifted.changed, RENAMED: sifted.changed.get(RENAMED, 0) + len(kept) - len(own)},
     )
 
 
@@ -130,7 +137,7 @@ def _chooser(parser: str | Mapping[str, Any]) -> Callable[[Mapping[str, Any]], t
                     f"the row has no value for {', '.join(sorted(nearest.reads - columns))}, which "
                     f"`{nearest.name}` needs"
                 )
-            if hint := _misspelt(columns, found, known):
+            if hint := _misspelt(columns, found, known) or _half_a_pair(columns, found):
                 raise ValueError(hint)
             chosen[key] = found.name, built[found.name]
         return chosen[key]
@@ -147,6 +154,18 @@ def layout_of(path: Path) -> str:
                 if isinstance(row, Mapping):
                     return choose(row)[0]
     return ""
+
+
+def _half_a_pair(columns: frozenset[str], found: Description) -> str:
+    """What is wrong if a row has one answer of a preference pair and would be read without it; else empty."""
+    have = columns & PAIR
+    if len(have) != 1 or have <= found.reads:
+        return ""
+    ((one,), (other,)) = have, PAIR - have
+    return (
+        f"the row has {one!r} and no {other!r}, which a preference pair needs; "
+        f"`data.parser: {found.name}` reads such rows without it"
+    )
 
 
 def _misspelt(columns: frozenset[str], found: Description, known: Mapping[str, Description]) -> str:
@@ -196,7 +215,7 @@ def _unknown(columns: frozenset[str], known: Mapping[str, Description]) -> str:
 
 def _renamed(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
     """The row with the layout's column names; `a.b` addresses `b` in the object `a`."""
-    out = dict(row)
+    found: dict[str, Any] = {}
     for name, theirs in columns.items():
         value: Any = row
         for part in [theirs] if theirs in row else theirs.split("."):
@@ -206,9 +225,9 @@ def _renamed(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str,
                     f"{', '.join(map(str, row))}"
                 )
             value = value[part]
-        out.pop(theirs, None)
-        out[name] = value
-    return out
+        found[name] = value
+    kept = {name: value for name, value in row.items() if name not in columns.values()}
+    return {**kept, **found}
 
 
 def _finished(

@@ -13,7 +13,7 @@ from pathlib import Path
 from ratchet.components.data.groups import write_groups
 from ratchet.components.data.parsing import parse
 from ratchet.components.errors import DataError
-from ratchet.components.labels.labels import Item, Label
+from ratchet.components.labels.labels import WEIGHT, Item, Label
 from ratchet.components.labels.queue import ordinary
 from ratchet.components.labels.weights import label_weights
 from ratchet.components.types import Group, Prompt, Trajectory
@@ -93,7 +93,7 @@ def pairs_of(items: Iterable[Item], labels: Iterable[Label]) -> tuple[list[Group
     """Preference pairs, one group a judged pair of answers (the chosen answer against each other one), and
     counts of what was left out. Columns: `annotator`, `seconds`, `reason` and `label_weight` (how far the
     label is to be trusted, with mean 1: `weights.label_weights`), with one value for both answers;
-    the prompt's `meta` has annotator and item too, so that they survive curation.
+    the prompt's `meta` has annotator, item and weight too, so that they survive curation.
     """
     by_id, counts, groups = {item.id: item for item in items}, Counter[str](), []
     labels = list(labels)
@@ -125,6 +125,7 @@ def _pair(item: Item, label: Label, other: int, weight: float) -> Group:
         {
             "annotator": label.annotator,
             "item": item.id,
+            WEIGHT: weight,
             **({} if item.round is None else {"round": item.round}),
         },
     )
@@ -139,7 +140,7 @@ def _pair(item: Item, label: Label, other: int, weight: float) -> Group:
             "annotator": [label.annotator] * 2,
             "seconds": [float(label.seconds)] * 2,
             "reason": [label.reason] * 2,
-            "label_weight": [weight] * 2,
+            WEIGHT: [weight] * 2,
         },
     )
 

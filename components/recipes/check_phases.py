@@ -21,7 +21,7 @@ from ratchet.components.recipes.schema import (
     Sft,
     Spec,
 )
-from ratchet.components.recipes.splits import KINDS, PAIRS, SINGLE, kind_of
+from ratchet.components.recipes.splits import KINDS, PAIR_COLUMNS, PAIRS, SINGLE, kind_of
 
 TAKEN = re.compile(
     r"policy|reference|initial|base|encoder|gold|data|raw|drafts|curated|pairs|improve|evaluate|report|groups|"
@@ -124,7 +124,7 @@ def _check_phase(
 def flow_of(split: str) -> Flow:
     """Groups of a curated split."""
     kind = kind_of(split)
-    columns = {"label"} if kind in SINGLE else {"margin"} if kind in PAIRS else set[str]()
+    columns = {"label"} if kind in SINGLE else set(PAIR_COLUMNS) if kind in PAIRS else set[str]()
     return Flow(columns, 2 if kind in PAIRS else 1, kind in PAIRS)
 
 

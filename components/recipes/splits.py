@@ -68,6 +68,9 @@ PROMPT_SECTIONS = (
 PAIRS, SINGLE = ("reward", "gold", "pairs"), ("labelled",)
 """Kinds of splits with preference pairs, and with single labelled answers."""
 
+PAIR_COLUMNS = ("margin", "label_weight")
+"""Columns of preference pairs that a row of data may give."""
+
 SHARES = {
     "sft": 0.20,
     "sft_validation": 0.04,

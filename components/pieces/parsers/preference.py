@@ -14,7 +14,7 @@ from ratchet.components.piece import piece
 def preference(row: Mapping[str, Any]) -> list[Conversation]:
     """`chosen` and `rejected`: answers to `prompt` (text, messages or one message), or whole conversations
     with a common beginning, as messages or as one text (HH-RLHF). Optional `margin`, or `score_chosen` and
-    `score_rejected`.
+    `score_rejected`; `label_weight`, how much the pair counts (an objective's `weight_column`).
     """
     sides = messages_of(row["chosen"], "assistant"), messages_of(row["rejected"], "assistant")
     if all(side[0]["role"] == "assistant" for side in sides):
@@ -40,12 +40,13 @@ def preference(row: Mapping[str, Any]) -> list[Conversation]:
         margin = best - worst
     if margin is not None and margin <= 0:
         raise ValueError("the rejected answer is rated at least as high as the chosen one")
+    optional = {"margin": margin, "label_weight": score_of("label_weight", row.get("label_weight"))}
     return [
         Conversation(
             "",
             sides[0],
             opening=opening,
             rejected=sides[1],
-            meta={} if margin is None else {"margin": margin},
+            meta={name: value for name, value in optional.items() if value is not None},
         )
     ]

@@ -13,13 +13,16 @@ from ratchet.components.recipes.ranges import Count, Natural, Share
 
 @piece()
 def duplicates(records: Sequence[Conversation], count_tokens: CountTokens) -> FilterResult:
-    """Drop records with the same text as an earlier one, ignoring letter case, punctuation and whitespace."""
+    """Drop records with the same text as an earlier one, ignoring letter case, punctuation and whitespace.
+    What two annotators chose is no duplicate (`annotator` in a record's `meta`).
+    """
     first: dict[str, str] = {}
     kept: list[Conversation] = []
     dropped: list[Rejected] = []
     for record in records:
         words = re.findall(r"\w+", record.text.lower())
         key = f"{record.topic}\n{' '.join(words) if words else record.text}\n{record.answer}"
+        key += f"\n{record.meta['annotator']}" if "annotator" in record.meta else ""
         if key in first:
             dropped.append(Rejected(record.id, f"duplicate: of {first[key]}", record.as_json(), copy=True))
         else:

@@ -9,10 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from ratchet.components.data.builders import conversation_groups, preference_pairs, prompt_groups
+from ratchet.components.data.groups import write_groups
 from ratchet.components.data.parsing import parse
 from ratchet.components.errors import DataError, RecipeError
 from ratchet.components.piece import catalogue
 from ratchet.components.recipes.sections import Contexts, Conversations, Pairs
+from ratchet.components.types import Group, Prompt, Trajectory
 
 
 def words(messages):
@@ -608,3 +610,70 @@ def test_misspelt_column_of_a_larger_layout_is_an_error(tmp_path):
         one(tmp_path, row, columns={"chosen": "chosn"}).rejected and one(tmp_path, row, "prompt").opening == 1
     )
     assert parse(written(tmp_path, row), columns={"chosen": "chosn"}).changed["read as `preference`"] == 1
+
+
+def test_a_row_with_too_many_or_too_few_cells_is_set_aside(tmp_path):
+    """An unquoted comma would move the rest of a row into the wrong columns, and be trained on."""
+    path = tmp_path / "pairs.csv"
+    path.write_text(
+        "prompt,chosen,rejected\nwhat is 0?,it is 0, sir,go away\nwhat is 1?,it is 1\n"
+        '\nwhat is 2?,"it is 2, sir",go away\n'
+    )
+    found = parse(path)
+    (record,) = found.kept
+    assert plain(record.messages)[-1] == ("assistant", "it is 2, sir")
+    first, second = (dropped.reason for dropped in found.dropped)
+    assert first.startswith("the row has 4 cells and the header 3: put texts with ',' in quotation marks")
+    assert second.startswith("the row has 2 cells and the header 3") and second.endswith("row 2")
+
+
+@pytest.mark.parametrize("missing", [{}, {"rejected": None}])
+def test_half_a_pair_is_broken_not_a_prompt(tmp_path, missing):
+    """Its answer would be dropped without a limit, and its prompt used where pairs are missing."""
+    whole = {"prompt": "q", "chosen": "yes", "rejected": "no"}
+    found = parse(written(tmp_path, whole, {"prompt": "p", "chosen": "yes", **missing}))
+    assert len(found.kept) == 1 and len(found.dropped) == 1
+    assert "'chosen' and no 'rejected', which a preference pair needs" in found.dropped[0].reason
+    alone = one(tmp_path, {"prompt": "p", "chosen": "yes", **missing}, parser="prompt")
+    assert plain(alone.messages) == [("user", "p")], "if the recipe says so"
+    empty = one(tmp_path, {"prompt": "p", "chosen": None, "rejected": None})
+    assert plain(empty.messages) == [("user", "p")]
+
+
+def test_columns_may_trade_names(tmp_path):
+    row = {"prompt": "q", "chosen": "bad", "rejected": "good"}
+    record = one(tmp_path, row, columns={"chosen": "rejected", "rejected": "chosen"})
+    assert (record.messages[-1]["content"], record.rejected[-1]["content"]) == ("good", "bad")
+    chained = one(tmp_path, {"a": "q", "prompt": "yes"}, columns={"completion": "prompt", "prompt": "a"})
+    assert plain(chained.messages) == [("user", "q"), ("assistant", "yes")]
+
+
+def test_ids_are_unique_even_if_one_looks_numbered(tmp_path):
+    rows = [{"id": name, "prompt": f"what is {i}?"} for i, name in enumerate(("a~2", "a", "a", "a", "b"))]
+    found = parse(written(tmp_path, *rows))
+    assert [record.id for record in found.kept] == ["a~2", "a", "a~3", "a~4", "b"]
+    assert found.changed["renamed: duplicate id"] == 2
+
+
+def test_a_broken_file_of_groups_is_read_once_and_named_once(tmp_path):
+    groups = [
+        Group(Prompt(str(i), ({"role": "user", "content": "q"},)), (Trajectory(()),) * 3) for i in range(9)
+    ]
+    write_groups(tmp_path / "g.parquet", groups)
+    with pytest.raises(DataError, match="group '0' has 3 trajectories") as refused:
+        parse(tmp_path / "g.parquet")
+    assert str(refused.value).count("g.parquet") == 1
+
+
+def test_a_parser_that_fits_no_row_is_named(tmp_path):
+    """For example one that a recipe inherits from its base."""
+    with pytest.raises(DataError, match=r"`data\.parser` is 'chitchat', and with `auto`"):
+        parse(written(tmp_path, {"messages": [{"role": "user", "content": "q"}]}), "chitchat")
+
+
+def test_the_weight_of_a_pair_is_a_column(tmp_path):
+    row = {"prompt": "q", "chosen": "yes", "rejected": "no"}
+    records = parse(written(tmp_path, {**row, "label_weight": 0.25, "margin": 2}, row)).kept
+    weighted, plain_pair = preference_pairs(records, words, Pairs()).kept
+    assert weighted.columns == {"margin": [2.0, 2.0], "label_weight": [0.25, 0.25]}
+    assert plain_pair.columns == {}

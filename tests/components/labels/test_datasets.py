@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from ratchet.components.data.builders import preference_pairs
 from ratchet.components.data.groups import read_groups
 from ratchet.components.data.parsing import parse
 from ratchet.components.errors import DataError
 from ratchet.components.labels.datasets import export, items_of, pairs_of, planted_items, repeated
 from ratchet.components.labels.labels import Item, Label
+from ratchet.components.recipes.sections import Pairs
 from ratchet.components.types import Group, Prompt, Trajectory
 
 
@@ -70,7 +72,9 @@ def test_pairs_have_the_chosen_answer_first_and_the_annotator() -> None:
     assert [[t.text for t in one.trajectories] for one in groups] == [["y", "x"], ["y", "z"]]
     about = {"annotator": ["ann"] * 2, "seconds": [4.5] * 2, "reason": ["shorter"] * 2}
     assert groups[0].columns == {**about, "label_weight": [pytest.approx(1.0)] * 2}
-    assert groups[0].prompt.meta == {"annotator": "ann", "item": "i", "round": 3}
+    assert groups[0].prompt.meta == {
+        "annotator": "ann", "item": "i", "round": 3, "label_weight": pytest.approx(1.0)
+    }  # fmt: skip
     assert groups[0].trajectories[0].weights == "w1"
     assert counts == {
         "labels": 1,
@@ -89,6 +93,8 @@ def test_an_export_is_read_as_preference_pairs(tmp_path: Path) -> None:
         ("y", "z"),
     ]
     assert records[0].meta["annotator"] == "ann"
+    (pair, _) = preference_pairs(records, lambda messages: 1, Pairs()).kept
+    assert pair.columns["label_weight"] == [pytest.approx(1.0)] * 2, "for the key `weight_column`"
     with pytest.raises(DataError):
         export([ITEM], [], file)
     with pytest.raises(DataError):

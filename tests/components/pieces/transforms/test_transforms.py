@@ -2,6 +2,7 @@
 
 import random
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -106,6 +107,15 @@ def test_duplicates_keep_the_first():
     ]
     sifted = duplicates(records, words)
     assert ids(sifted.kept) == ["a", "c", "d"] and sifted.dropped[0].reason == "duplicate: of a"
+
+
+def test_the_same_choice_of_two_annotators_is_no_duplicate():
+    """Else agreement would count once, and disagreement twice."""
+    same = talk("Hi there", "Hello!", key="a")
+    records = [
+        replace(same, id=str(i), meta={"annotator": name}) for i, name in enumerate(("ann", "ben", "ann"))
+    ]
+    assert ids(duplicates(records, words).kept) == ["0", "1"]
 
 
 def test_jaccard_and_shingles_by_hand():
