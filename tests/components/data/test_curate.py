@@ -426,7 +426,7 @@ def test_too_little_data_is_an_error(tmp_path):
         }
         for i in range(9)
     ]
-    with pytest.raises(DataError, match=r"'sft'.*'the assistant speaks first': 9"):
+    with pytest.raises(DataError, match=r"'sft'.*the assistant speaks first: 9; read as `messages`: 9"):
         curate({"splits": {"sft": 1.0}}, rows(tmp_path, *first), words, tmp_path / "out", 0)
 
 
