@@ -96,11 +96,15 @@ def estimate(
 
 
 def seconds(cost: Cost, rates: Rates | None) -> float | None:
-    """Seconds from tokens, throughput and model loads; None if any is unknown."""
+    """Seconds from tokens, throughput and model loads; None if any is unknown. A stage that trains (it has a
+    `fit`) samples and scores on all ranks, any other one on the engines of one machine.
+    """
     if rates is None or cost.learn is None or cost.score is None or cost.sample is None:
         return None
     learning = cost.learn / rates.learn[cost.adapter] if cost.learn else 0.0
-    return learning + cost.score / rates.score + cost.sample / rates.sample + cost.models * rates.load
+    inference = cost.score / rates.score + cost.sample / rates.sample
+    spread = rates.spread if "fit" in cost.stage.options else 1.0
+    return learning + inference / spread + cost.models * rates.load
 
 
 class _Known:

@@ -9,7 +9,8 @@ from typing import Any
 from ratchet.components.estimates.memory import trained
 from ratchet.components.estimates.shape import Shape
 from ratchet.components.recipes.phases import sections
-from ratchet.components.recipes.profile import Profile
+from ratchet.components.recipes.profile import Profile, engine_processes, gpus_per_engine
+from ratchet.components.recipes.recipe import plain
 from ratchet.components.recipes.schema import Recipe
 
 UTILISATION = 0.4  # assumed share of the stated FLOP/s in training and scoring (MFU)
@@ -18,13 +19,17 @@ DECODE = 0.6  # assumed share of the stated memory bandwidth in decoding
 
 @dataclass(frozen=True)
 class Rates:
-    """Throughput of one machine in tokens per second. `learn`: per adapter (see `adapter_key`)."""
+    """Throughput in tokens per second. `learn`: of all ranks, per adapter (see `adapter_key`); `score` and
+    `sample`: of a stage's engines, which are on one machine. In a stage that trains, every rank samples and
+    scores: `spread` times as many devices.
+    """
 
     learn: Mapping[str, float]
     score: float
     sample: float
     load: float  # seconds per model load
     source: str = "stated"  # or "measured", or why it was not measured
+    spread: float = 1.0
 
 
 def adapter_key(adapter: Mapping[str, Any]) -> str:
@@ -43,13 +48,14 @@ def adapters(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
 def stated_rates(recipe: Recipe, profile: Profile, shape: Shape, *, length: float) -> Rates | None:
     """Throughput from the device's stated FLOP/s and bandwidth, if the profile has them. Training: 2 FLOP per
     parameter and token forward, 4 backward (2 for frozen weights), 2 more with gradient checkpointing, at
-    `UTILISATION`. Decoding is bandwidth-bound: each step reads all weights and the KV cache once for all
-    rows.
+    `UTILISATION`, on all devices. Decoding is bandwidth-bound: each step reads all weights and the KV cache
+    once for all rows. Scoring and decoding are on the devices of the engines (`engine_devices`).
     """
     hardware = profile.hardware
     if hardware.tflops is None or hardware.bandwidth_gb is None:
         return None
-    work = hardware.devices * hardware.tflops * 1e12 * UTILISATION
+    devices, each = engine_devices(profile), hardware.tflops * 1e12 * UTILISATION
+    work = hardware.devices * each
     learn = {}
     for name, adapter in adapters(recipe).items():
         learns, layers = trained(shape, adapter)
@@ -59,7 +65,18 @@ def stated_rates(recipe: Recipe, profile: Profile, shape: Shape, *, length: floa
     read = 2 * shape.parameters + rows * length * 4 * shape.layers * shape.key_value
     return Rates(
         learn,
-        work / (2 * shape.parameters),
-        rows * hardware.devices * hardware.bandwidth_gb * 1e9 * DECODE / read,
+        devices * each / (2 * shape.parameters),
+        rows * devices * hardware.bandwidth_gb * 1e9 * DECODE / read,
         load=60.0,
+        spread=hardware.devices / devices,
     )
+
+
+def engine_devices(profile: Profile) -> float:
+    """Devices that sample and score in a stage that does not train: those of its engine processes, on the one
+    machine that runs it. A vLLM server is counted as all devices of a machine.
+    """
+    machine, options = profile.hardware.devices / profile.machines, plain(profile)
+    if profile.engine == "vllm" and profile.vllm.server:
+        return machine
+    return min(machine, engine_processes(options) * gpus_per_engine(options))

@@ -11,9 +11,10 @@ from ratchet.components.errors import RecipeError
 from ratchet.components.estimates.capacity import check_capacity
 from ratchet.components.estimates.costs import Split, estimate
 from ratchet.components.estimates.memory import Layout, kept_activations, trained, training
-from ratchet.components.estimates.rates import Rates, adapter_key, stated_rates
+from ratchet.components.estimates.rates import Rates, adapter_key, engine_devices, stated_rates
 from ratchet.components.estimates.shape import Shape, count, read_shape
 from ratchet.components.recipes.plan import plan
+from ratchet.components.recipes.profile import Hardware, Profile, Vllm
 from ratchet.components.recipes.recipe import load
 
 LLAMA_8B = Shape(32, 4096, 32, 8, 128, 14336, 128256, False)
@@ -293,6 +294,43 @@ def test_published_8b_setup_fits(profile: str) -> None:
     costs = estimate(recipe, chosen, plan(recipe, chosen), shape, {}, rates, {})
     check_capacity(chosen, costs, (1e9, 1e9))  # what the profile states counts, not this machine
     assert all(c.seconds for c in costs if c.learn or c.sample)
+
+
+def test_training_is_divided_by_all_devices_and_sampling_by_those_of_one_machine() -> None:
+    """4 × 8 GPUs of 989e12 FLOP/s at 40 % and 3350e9 B/s at 60 %; P = 8,030,261,248 parameters."""
+    recipe, cluster = load("rlhf_workflow_8b", profile="cluster")
+    rates = stated_rates(recipe, cluster, LLAMA_8B, length=3072)
+    costs = {
+        c.stage.name: c.seconds
+        for c in estimate(recipe, cluster, plan(recipe, cluster), LLAMA_8B, {}, rates, {})
+    }
+    one, passed = 989e12 * 0.4, 2 * 8_030_261_248  # FLOP/s of a device, FLOP of a token forward
+    # 20,000 prompts of 1,024 tokens, 8 answers of 2,048, all read by the reward model, on 8 devices
+    assert costs["annotate_1"] == pytest.approx(20_000 * 8 * 3072 * passed / (8 * one) + 60)
+    # 512 rows at a time; a step reads the weights (2 P) and 512 × 3,072 tokens of 4 × 32 layers × 1,024 bytes
+    step = (passed + 512 * 3072 * 4 * 32 * 1024) / (8 * 3350e9 * 0.6)
+    prompts = 20_000 * 1024 * passed / (8 * one)
+    assert costs["rollout_1"] == pytest.approx(20_000 * 8 * 2048 / 512 * step + prompts + 60)
+    # two answers a prompt, two epochs; forward, again for checkpointing, and backward: 4 passes; 32 devices
+    assert costs["optimise_1"] == pytest.approx(20_000 * 2 * 2 * 3072 * 4 * passed / (32 * one) + 180)
+    # 500,000 texts of 8,192 tokens; 1,000 texts of validation 16 times, which the ranks share
+    assert costs["sft"] == pytest.approx((500_000 * 4 + 16 * 1000) * 8192 * passed / (32 * one) + 180)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"ranks": 32, "machines": 4}, 8),
+        ({"ranks": 32, "machines": 4, "engines": 2}, 2),
+        ({"ranks": 32, "machines": 4, "engine": "vllm", "vllm": Vllm(tensor_parallel=4)}, 8),
+        ({"ranks": 32, "machines": 4, "engine": "vllm", "vllm": Vllm(server="http://there")}, 8),
+        ({"ranks": 32, "machines": 4, "engines": 99}, 8),
+        ({"ranks": 32}, 32),
+    ],
+)
+def test_devices_of_the_engines(options: dict, expected: float) -> None:
+    profile = Profile(learner="deepspeed", hardware=Hardware(devices=32), **options)
+    assert engine_devices(profile) == expected
 
 
 def test_unstated_hardware_is_this_machine() -> None:
