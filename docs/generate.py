@@ -1,8 +1,9 @@
 """Generated parts of the documentation: the reference pages, the table of recipes, and the blocks of
 README.md.
 
-MkDocs loads this file as a hook (`.mkdocs.yml`): the reference pages exist in the built site only. `python
-docs/generate.py` rewrites the blocks of README.md between `<!-- begin: NAME -->` and `<!-- end: NAME -->`; a
+MkDocs loads this file as a hook (`.mkdocs.yml`): the reference pages exist in the built site only, and there
+replace the links to the sources that they are made from (`SITE_PAGES`). `<!-- site: NAME -->text<!-- end -->`
+is a text of the repository that the site replaces by a generated part. `python docs/generate.py` rewrites the blocks of README.md between `<!-- begin: NAME -->` and `<!-- end: NAME -->`; a
 test fails when they are stale.
 """
 
@@ -38,6 +39,11 @@ from ratchet.flows.claim_records import filled as filled_claims
 from ratchet.flows.claim_records import freshness, read, sentence
 
 ROOT = Path(__file__).resolve().parent.parent
+SITE_PAGES = {  # a link in the repository -> the page of the site that is made from it
+    "../components/recipes/schema.py": "reference/recipe.md",
+    "../components/recipes/profile.py": "reference/recipe.md#profile",
+    "../components/pieces": "reference/pieces.md",
+}
 SYMBOLS = {"gt": "> ", "ge": "≥ ", "lt": "< ", "le": "≤ "}
 
 # --- recipes
@@ -302,6 +308,10 @@ def python_reference() -> str:
     )
 
 
+def python_example() -> str:
+    return f"```python\n{(ROOT / 'docs' / 'examples' / 'python_api.py').read_text()}```"
+
+
 def python_members(value: Any) -> list[str]:
     if not isinstance(value, type) or issubclass(value, Exception):
         return []
@@ -393,17 +403,19 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    if page.file.src_uri == "methods.md":
-        return markdown.replace("<!-- recipes -->", recipe_table())
+    """A page of the site: the generated parts in place of their markers, links to pages that exist here."""
+    generated = {
+        "methods.md": {"recipes": recipe_table},
+        "testbeds.md": {"testbeds": testbed_page},
+        "python.md": {"reference": python_reference, "example": python_example},
+    }
+    for name, part in generated.get(page.file.src_uri, {}).items():
+        mark = re.compile(f"<!-- site: {name} -->.*?<!-- end -->", re.DOTALL)
+        markdown = mark.sub(lambda _, p=part: p(), markdown)
     if page.file.src_uri == "claims.md":
-        return markdown.replace("<!-- stale -->", stale_claims())
-    if page.file.src_uri == "testbeds.md":
-        return markdown.replace("<!-- testbeds -->", testbed_page())
-    if page.file.src_uri == "python.md":
-        example = (ROOT / "docs" / "examples" / "python_api.py").read_text()
-        return markdown.replace("<!-- example -->", f"```python\n{example}```").replace(
-            "<!-- api -->", python_reference()
-        )
+        markdown = markdown.replace("<!-- stale -->", stale_claims())
+    for source, made in SITE_PAGES.items():
+        markdown = markdown.replace(f"]({source})", f"]({made})")
     return markdown
 
 

@@ -1,5 +1,5 @@
 """Schema of recipes and profiles: sections, keys, types and defaults. The comments become
-docs/reference/recipe.md.
+the page `reference/recipe.md` of the built documentation.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Schema of recipe sections that stages read too: data, certificates, gates. The field comments become
-docs/reference/recipe.md.
+the page `reference/recipe.md` of the built documentation.
 """
 
 from __future__ import annotations
