@@ -152,6 +152,7 @@ def section_with_defaults(section: Any, name: str) -> Any:
 
 
 def objective_with_defaults(spec: Spec, where: str) -> dict[str, Any]:
+    spec = {key: value for key, value in spec.items() if value is not None or key not in OBJECTIVE_KEYS}
     full = resolve("objective", spec, where=where, reserved=OBJECTIVE_KEYS)
     description = describe("objective", full["name"])
     default = "token_mean" if description.unit == "step" else "unit_mean"

@@ -66,6 +66,7 @@ def load(
             f"{path.name}: expected `schema: {SCHEMA}`, got {raw.get('schema')!r}; "
             f"write `schema: {SCHEMA}` after comparing its keys with the shipped bases"
         )
+    _check_keys(raw, path)
     resolved = with_defaults(conform(Recipe, raw, ""))
     hardware = load_profile(resolved.profile)
     resolved = corrected(resolved, hardware)
@@ -80,6 +81,24 @@ def load(
         resolved = limited(resolved, conform(Count, limit, "--limit"))
         check(resolved, _changed_rounds(resolved))
     return resolved, hardware
+
+
+def _check_keys(raw: Mapping[str, Any], path: Path) -> None:
+    """`RecipeError` for a key of hardware profiles, and for a recipe without a base that lacks a section which
+    every recipe has.
+    """
+    own, of_profile = ({one.name for one in dataclasses.fields(kind)} for kind in (Recipe, Profile))
+    if misplaced := next((key for key in raw if key in of_profile - own), None):
+        raise RecipeError(
+            f"{misplaced}: a key of hardware profiles, not of recipes; write it into a profile file of your "
+            "own and name that by --profile FILE (docs/scale.md)"
+        )
+    missing = [repr(key) for key in ("models", "data") if raw.get(key) is None]
+    if missing and not raw.get("base"):
+        raise RecipeError(
+            f"{path.name}: needs {' and '.join(missing)}; write them, or name what the recipe builds on, such "
+            f"as `base: sft`: one of {', '.join(_bases())}, or a recipe that ships"
+        )
 
 
 def _over_base(path: Path) -> dict[str, Any]:
@@ -145,9 +164,11 @@ def load_profile(name: str) -> Profile:
     if path.suffix not in YAML:
         path = folder() / "profiles" / f"{name}.yaml"
     if not path.exists():
+        known = [p.stem for p in (folder() / "profiles").glob("*.yaml")]
         raise RecipeError(
-            "no profile named "
-            f"{name!r}{nearest(name, [p.stem for p in (folder() / 'profiles').glob('*.yaml')])}"
+            f"no profile file at {path}"
+            if Path(name).suffix in YAML
+            else f"no profile named {name!r}{nearest(name, known)}"
         )
     raw = {"name": path.stem, **_read(path)}
     refuse_secrets(raw, f"profile {name}")
@@ -203,8 +224,11 @@ def plain(value: Any) -> Any:
 
 def _read(path: Path) -> dict[str, Any]:
     raw = read_yaml(path, f"no recipe file at {path}; `ratchet recipes list` names the ones that ship")
+    if raw is None:
+        raise RecipeError(f"{path}: the file is empty; expected keys such as `base: sft` (docs/recipes.md)")
     if not isinstance(raw, dict):
-        raise RecipeError(f"{path}: a recipe is a mapping, got {type(raw).__name__}")
+        got = "a list" if isinstance(raw, list) else f"the value {str(raw)[:40]!r}"
+        raise RecipeError(f"{path}: expected a mapping of keys to values, got {got}")
     if folder() not in path.parents:  # paths in shipped recipes are relative to the working directory
         _from(path.parent, raw)
     return raw

@@ -56,11 +56,16 @@ def parse_yaml(text: str) -> Any:
 
 def read_yaml(path: Path, missing: str) -> Any:
     """Parse a YAML file. `RecipeError` with the text `missing` if it does not exist, or with the position of
-    a syntax error.
+    a byte that is not UTF-8 or of a syntax error.
     """
     try:
-        return parse_yaml(path.read_text())
+        return parse_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RecipeError(missing) from None
+    except UnicodeDecodeError as error:
+        raise RecipeError(
+            f"{path}: not UTF-8 text, at byte {error.start}: {error.object[error.start]:#04x}; save the file "
+            "as UTF-8"
+        ) from None
     except yaml.YAMLError as error:
         raise RecipeError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
