@@ -11,10 +11,10 @@ from typing import Any
 
 import yaml
 
-from ratchet.components.piece import SLOTS, Description, catalogue, models_of
-from ratchet.components.recipes.phases import sections
+from ratchet.components.piece import SLOTS, Description, catalogue, describe, models_of
+from ratchet.components.recipes.phases import Phase, sections
 from ratchet.components.recipes.recipe import plain
-from ratchet.components.recipes.schema import Online, Recipe, Reward
+from ratchet.components.recipes.schema import Learn, Online, Recipe, Reward
 from ratchet.components.recipes.yaml_files import read_yaml, shipped
 from ratchet.flows.claim_records import Verdict, effect, key_of, sentence
 from ratchet.flows.interval_plot import rows_of, svg, text_bar
@@ -32,7 +32,8 @@ FAMILIES = (
 
 def family(recipe: Recipe) -> str:
     """Family of a recipe: by how it learns online, else decoding, else by the last thing that it trains."""
-    trained = [one.section for one in sections(recipe)]
+    phases = sections(recipe)
+    trained = [one.section for one in phases]
     online = [section for section in trained if isinstance(section, Online)]
     if online:
         return FAMILIES[5] if online[-1].cadence == "step" else FAMILIES[4]
@@ -42,7 +43,19 @@ def family(recipe: Recipe) -> str:
         return FAMILIES[6]
     if recipe.offline:
         return FAMILIES[3]
-    return FAMILIES[1] if any(isinstance(section, Reward) for section in trained) else FAMILIES[0]
+    return FAMILIES[1] if any(map(_learns_reward, phases)) else FAMILIES[0]
+
+
+def _learns_reward(phase: Phase) -> bool:
+    """Whether a phase trains a reward model, or weights that no later phase goes on with, by objectives that
+    read no log-probs: as a policy these are of no use.
+    """
+    if isinstance(phase.section, Reward):
+        return True
+    if not isinstance(phase.section, Learn) or phase.advances:
+        return False
+    specs = [spec for parts in phase.section.fit.updates.values() for spec in parts]
+    return not any("logprobs" in describe("objective", spec["name"]).outputs for spec in specs)
 
 
 def _decodes(recipe: Recipe) -> bool:

@@ -21,7 +21,7 @@ from ratchet.components.piece import ROOT
 from ratchet.components.recipes.conform import conform, record
 from ratchet.components.recipes.plan import Stage, our_sources, plan, source_digest
 from ratchet.components.recipes.ranges import Finite, Natural, NotNegative
-from ratchet.components.recipes.recipe import load, names, plain
+from ratchet.components.recipes.recipe import load, plain, written
 from ratchet.components.recipes.schema import Recipe
 from ratchet.components.recipes.schema_claim import START, ZERO, Claim
 from ratchet.components.storage.definitions import Sources
@@ -112,7 +112,7 @@ def profile_of(recipe: str) -> str | None:
 
 def claiming() -> list[str]:
     """Shipped recipes with a claim."""
-    return [name for name in names() if load(name)[0].claim]
+    return [name for name, recipe in written().items() if recipe.claim]
 
 
 @dataclass
@@ -242,8 +242,3 @@ def filled(text: str, stored: Mapping[str, Verdict]) -> str:
     )
     block = f"{BEGIN}\n{counts}\n\n{table(stored)}\n{END}"
     return re.sub(f"{BEGIN}.*?{END}", lambda _: block, text, flags=re.DOTALL)
-
-
-def in_words(stored: Verdict | None, stale: bool = False) -> str:
-    """One word or two for a list of recipes: the verdict, marked when it is stale."""
-    return "" if stored is None else f"{stored.verdict}{' (stale)' if stale else ''}"

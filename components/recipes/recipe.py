@@ -36,6 +36,14 @@ def names() -> list[str]:
     return sorted(shipped())
 
 
+def written() -> dict[str, Recipe]:
+    """Every recipe that ships, by name, as it is written over its base: without the checks of `load` and the
+    defaults of pieces, and so in a fraction of its time.
+    """
+    files = shipped()
+    return {name: conform(Recipe, {"name": name, **_over_base(files[name])}, "") for name in sorted(files)}
+
+
 def load(
     recipe: str | Path, *, overrides: Sequence[str] = (), profile: str | None = None, limit: int | None = None
 ) -> tuple[Recipe, Profile]:

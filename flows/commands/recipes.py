@@ -14,18 +14,20 @@ app = typer.Typer(help="List, explain and check recipes.", no_args_is_help=True)
 
 @app.command("list")
 def list_recipes(as_json: Json = False) -> None:
-    """List the recipes that ship with Ratchet by family, with their paper and the verdict on their claim."""
-    from ratchet.components.recipes.recipe import load, names
+    """List the recipes that ship with Ratchet by family, with their paper and the stored verdict on their
+    claim; `ratchet claims --status` tells which verdicts are stale.
+    """
+    from ratchet.components.recipes.recipe import written
     from ratchet.flows.catalogue import families, family
-    from ratchet.flows.claim_records import freshness, in_words, read
+    from ratchet.flows.claim_records import read
     from ratchet.flows.display import open_console, table_of
 
-    recipes = {name: load(name)[0] for name in names()}
-    stored = read()
-    stale = freshness(stored, [name for name in recipes if name in stored and recipes[name].claim]).stale
+    recipes, stored = written(), read()
 
     def verdict(name: str) -> str:
-        return in_words(stored.get(name), name in stale) or ("not measured" if recipes[name].claim else "")
+        if not recipes[name].claim:
+            return ""
+        return stored[name].verdict if name in stored else "not measured"
 
     if as_json:
         return print_json(

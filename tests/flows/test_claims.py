@@ -420,13 +420,13 @@ def test_a_failing_stage_is_reported_and_the_worker_goes_on(fresh_home: Any) -> 
 
 
 def test_recipes_are_listed_by_family_with_their_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    stored = {"rloo": dataclasses.replace(verdict(), key=key_of("rloo")), "bandit": verdict("bandit")}
+    stored = {name: verdict(name) for name in ("rloo", "bandit")}
     monkeypatch.setattr("ratchet.flows.claim_records.read", lambda: stored)
     rows = {
         row["recipe"]: row
         for row in json.loads(CliRunner().invoke(app, ["recipes", "list", "--json"]).output)
     }
-    assert rows["rloo"]["verdict"] == "holds" and rows["bandit"]["verdict"] == "holds (stale)"
+    assert rows["rloo"]["verdict"] == "holds" and rows["bandit"]["verdict"] == "holds"
     assert rows["dpo_hh"]["verdict"] == "" and rows["chat"]["verdict"] == "not measured"
     assert rows["rloo"]["family"] == "Policy gradient, in on-policy steps"
     text = CliRunner().invoke(app, ["recipes", "list"]).output

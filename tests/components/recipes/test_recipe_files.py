@@ -38,7 +38,7 @@ def test_a_recipe_without_a_base_names_its_file_and_the_key_base(tmp_path: Path)
 def test_a_missing_profile_file_is_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"no profile file .*nope\.yaml"):
         load_profile(str(tmp_path / "nope.yaml"))
-    with pytest.raises(RecipeError, match="no profile named 'gpuu'.*'gpu'"):
+    with pytest.raises(RecipeError, match=r"no profile named 'gpuu'.*'gpu'"):
         load_profile("gpuu")
 
 

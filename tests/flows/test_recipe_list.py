@@ -1,0 +1,57 @@
+"""`ratchet recipes list` and what it reads: families, stored verdicts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ratchet.components.errors import RecipeError
+from ratchet.components.recipes import plan
+from ratchet.components.recipes.recipe import load, written
+from ratchet.flows import claim_records
+from ratchet.flows.catalogue import family
+from ratchet.flows.claim_records import claiming, read
+from ratchet.flows.claims import check_claims
+from ratchet.flows.cli import app
+
+
+def test_the_list_plans_nothing_and_has_the_stored_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim_records, "key_of", lambda *_: pytest.fail("computed the keys of a claim"))
+    monkeypatch.setattr(plan, "plan", lambda *_: pytest.fail("planned a recipe"))
+    rows = json.loads(CliRunner().invoke(app, ["recipes", "list", "--json"], catch_exceptions=False).output)
+    shown = {row["recipe"]: row["verdict"] for row in rows}
+    stored = read()
+    assert stored and {name: shown[name] for name in stored} == {n: v.verdict for n, v in stored.items()}
+    assert shown["dpo"] == "", "it claims nothing"
+
+
+@pytest.mark.parametrize("name", ["rloo", "vpl", "instruct", "chat", "upscaling", "sentiment_people"])
+def test_a_recipe_as_written_has_the_family_and_the_claim_of_the_loaded_one(name: str) -> None:
+    early, late = written()[name], load(name)[0]
+    assert (family(early), early.about, early.paper) == (family(late), late.about, late.paper)
+    assert early.claim == late.claim
+
+
+def test_a_reward_learned_by_a_phase_is_reward_modelling() -> None:
+    """`vpl` learns a reward over the policy's backbone by an objective that reads no log-probs."""
+    recipes = written()
+    assert family(recipes["vpl"]) == family(recipes["vpl_plain"]) == "Reward modelling"
+    assert (
+        family(recipes["sft"])
+        == family(recipes["ift"])
+        == family(recipes["rlgf_guide"])
+        == "Supervised fine-tuning"
+    )
+
+
+def test_a_recipe_without_a_claim_is_refused_without_loading_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(claim_records, "load", lambda name, **more: loaded.append(name) or load(name, **more))
+    assert "rloo" in claiming() and not loaded
+    with pytest.raises(RecipeError, match="dpo claims nothing"):
+        check_claims(["dpo"], home=tmp_path)
