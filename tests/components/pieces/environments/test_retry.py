@@ -14,7 +14,12 @@ from ratchet.components.errors import ContractError
 from ratchet.components.piece import build, catalogue
 from ratchet.components.types import Context, Group, Observation, Prompt, Span, Step, Trajectory
 
-PROMPT = Prompt("p", ({"role": "user", "content": "Guess."},), answer="3")
+PROMPT = Prompt(
+    "p",
+    ({"role": "user", "content": "Guess."},),
+    answer="3",
+    meta={"state": {"a": "1"}, "wanted": {"a": "2"}},
+)
 
 
 def retry(**options: Any) -> Any:
