@@ -12,9 +12,13 @@ from ratchet.components.pieces.environments.key_value import KeyValue
 from ratchet.components.recipes.ranges import Count, Natural, Share
 from ratchet.components.types import Prompt
 
-KEYS = "abcdefghijkl"
-MOST = 1200
-"""Of 1,452 tasks in which the first copy overwrites a value that the second needs."""
+KEYS = (
+    *("answer", "books", "cats", "coffee", "cooking", "dogs", "films", "football", "games", "hat"),
+    *("love", "music", "name", "night", "problem", "rain", "sea", "sleep", "topic", "travel"),
+)
+"""One token each for the tiny model."""
+MOST = 5000
+"""Of 7,220 tasks whose first copy overwrites a value that the second needs, and 6,840 with one source."""
 
 Copy = tuple[str, str]
 """A key to read and a key to write."""
@@ -25,44 +29,45 @@ def copies(
     *,
     size: Count = 2000,
     seed: Natural = 0,
+    hidden: Count = 2,
     overwriting: Share = 0.5,
     careful: Share = 0.3,
     assumed: Share = 0.3,
     strayed: Share = 0.1,
     mistyped: Share = 0.1,
 ) -> Iterator[dict[str, Any]]:
-    """Rows {id, prompt, completion, meta}: "Copy a to c, d to b.", where both keys get the values that their
-    sources had at the beginning. `meta` is the world of the environment `key_value`: `state`, a hidden digit
-    for each of twelve keys, and `wanted`. In a share `overwriting` of the rows the first copy changes the
-    source of the second ("Copy a to c, c to b."), so that both must be read first. No two rows have equal
-    prompts; at most 1,200 rows overwrite (`DataError`).
+    """Rows {id, prompt, completion, meta}: "Copy rain to cats, dogs to hat.", where both keys get the values
+    that their sources had at the beginning. `meta` is the world of the environment `key_value`: `state`, a
+    hidden digit for each of twenty keys, and `wanted`. In a share `overwriting` of the rows the first copy
+    changes the source of the second ("Copy rain to cats, cats to hat."), so that both must be read first.
+    With `hidden=1` both copies have the same source ("Copy rain to cats, rain to hat."), which is read once.
+    No two rows have equal prompts; `size` is at most 5,000 (`DataError`).
 
-    The completion is a demonstration, with the observations of the environment: "get a", "set c 5", ...,
-    "done". It reads both values before it writes with probability `careful`, else it makes one copy after
-    the other. Independently, each value is not read but `assumed` (a random digit), one value is written to a
-    key of no concern instead (`strayed`), and "get" lacks its key and is repeated after the error
-    (`mistyped`), with those probabilities.
+    The completion is a demonstration, with the observations of the environment: "get rain", "set cats 5",
+    ..., "done". It reads both values before it writes with probability `careful`, else it makes one copy
+    after the other. Independently, each value is not read but `assumed` (a random digit), one value is
+    written to a key of no concern instead (`strayed`), and "get" lacks its key and is repeated after the
+    error (`mistyped`), with those probabilities.
 
     With q = 1 - 0.9 `assumed` and s = 1 - `strayed`, demonstrations solve s q^2 of the tasks, of the
-    overwriting ones s q (`careful` q + (1 - `careful`) / 10): 0.34 with the defaults, and a policy fine-tuned
-    on them about as many. The optimum is 1, in five calls. A policy that reads nothing solves 1 %, one that
-    writes the same digit everywhere none.
+    overwriting ones s q (`careful` q + (1 - `careful`) / 10): 0.34 with the defaults; with `hidden=1` s q. A
+    policy fine-tuned on them solves at most about as many. The optimum is 1, in five calls (four). A policy
+    that reads nothing solves 1 % (10 %), one that writes everywhere none.
 
-    Shows: whether a method learns from the outcome of a whole episode to read before it writes, not to
-    assume, and to leave other keys alone, on tasks it has not seen; success is exact. Does not show: the
-    language, documentation and code of AppWorld, episodes of dozens of calls, exploration of unknown calls
-    (each useful call is demonstrated).
+    Shows: whether a method learns from the outcome of a whole episode to read and not to assume, to read
+    before it overwrites, and to leave other keys alone, on tasks it has not seen; success is exact. Does not
+    show: the language, documentation and code of AppWorld, episodes of dozens of calls, exploration of
+    unknown calls (each useful call is demonstrated).
     """
-    rng, taken = random.Random(f"copies {seed}"), set[str]()
-    if round(size * overwriting) > MOST:
+    if hidden > 2 or size > MOST:
         raise DataError(
-            f"copies: at most {MOST} rows can overwrite, but size is {size} and overwriting {overwriting:g}; "
-            "lower either"
+            f"copies: expected one or two hidden values and a size of at most {MOST}, got {hidden} and {size}"
         )
+    rng, taken = random.Random(f"copies {seed}"), set[str]()
     while len(taken) < size:
-        # every row asks for its kind until a new prompt is found, so that the share is kept
+        # every row keeps its kind until a new prompt is found, so that the share is exact
         chained = (len(taken) + 1) * overwriting // 1 > len(taken) * overwriting // 1
-        first, second = _task(rng, chained)
+        first, second = _task(rng, hidden, chained)
         text = f"Copy {first[0]} to {first[1]}, {second[0]} to {second[1]}."
         if text in taken:
             continue
@@ -80,9 +85,11 @@ def copies(
         taken.add(text)
 
 
-def _task(rng: random.Random, chained: bool) -> tuple[Copy, Copy]:
+def _task(rng: random.Random, hidden: int, chained: bool) -> tuple[Copy, Copy]:
     """Two copies to different keys; `chained`: the first overwrites the source of the second."""
     a, b, c, d = rng.sample(KEYS, 4)
+    if hidden == 1:
+        return (a, b), (a, c)
     if chained:
         return (a, b), (b, rng.choice([key for key in KEYS if key != b]))
     return (a, b), (c, d)
@@ -104,7 +111,7 @@ def _demonstration(
     used = {key for copy in task for key in copy}
     astray = rng.randrange(len(task)) if rng.random() < strayed else -1
     slip = rng.random() < mistyped
-    read: list[str] = []
+    read: dict[str, str] = {}  # by source
 
     def call(action: str) -> str:
         messages.append({"role": "assistant", "content": action})
@@ -114,20 +121,21 @@ def _demonstration(
 
     def get(source: str) -> None:
         nonlocal slip
+        if source in read:
+            return
         if rng.random() < assumed:
-            read.append(str(rng.randrange(10)))
+            read[source] = str(rng.randrange(10))
             return
         if slip:
             call("get")
             slip = False
-        read.append(call(f"get {source}"))
+        read[source] = call(f"get {source}")
 
     for source, _ in task if careful else ():
         get(source)
     for number, (source, target) in enumerate(task):
-        if not careful:
-            get(source)
+        get(source)
         if number == astray:
             target = rng.choice([key for key in KEYS if key not in used])
-        call(f"set {target} {read[number]}")
+        call(f"set {target} {read[source]}")
     return [*messages, {"role": "assistant", "content": "done"}]

@@ -39,7 +39,7 @@ def test_both_copies_are_of_the_values_at_the_beginning_and_half_of_the_tasks_ov
     for row in found:
         a, b, c, d = task(row)
         state, wanted = row["meta"]["state"], row["meta"]["wanted"]
-        assert b != d and wanted == {b: state[a], d: state[c]} and len(state) == 12
+        assert b != d and wanted == {b: state[a], d: state[c]} and len(state) == 20
         overwriting += b == c
         solution = [f"get {a}", f"get {c}", f"set {b} {state[a]}", f"set {d} {state[c]}", "done"]
         assert replayed(row, solution)[1]["solved"] == 1.0
@@ -69,6 +69,19 @@ def test_without_errors_the_demonstrations_are_the_solutions() -> None:
     assert all(replayed(row)[1] == best for row in found)
 
 
-def test_more_overwriting_tasks_than_there_are_is_an_error() -> None:
-    with pytest.raises(DataError, match="at most 1200 rows can overwrite"):
-        rows(size=3000, overwriting=0.5)
+def test_with_one_hidden_value_it_is_read_once_and_written_twice() -> None:
+    """s q = 0.9 x 0.73 of the demonstrations succeed."""
+    found = [row for seed in (1, 2) for row in rows(size=2000, seed=seed, hidden=1)]
+    for row in found:
+        a, b, c, d = task(row)
+        value = row["meta"]["state"][a]
+        assert a == c and row["meta"]["wanted"] == {b: value, d: value} and len({a, b, d}) == 3
+        calls = [f"get {a}", f"set {b} {value}", f"set {d} {value}", "done"]
+        assert replayed(row, calls)[1]["solved"] == 1.0
+    assert sum(replayed(row)[1]["solved"] for row in found) / 4000 == pytest.approx(0.657, abs=0.025)
+
+
+@pytest.mark.parametrize("options", [{"size": 5001}, {"hidden": 3}])
+def test_more_tasks_or_hidden_values_than_there_are_is_an_error(options: dict[str, int]) -> None:
+    with pytest.raises(DataError, match="expected one or two hidden values"):
+        rows(**options)
