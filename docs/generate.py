@@ -3,8 +3,10 @@ README.md.
 
 MkDocs loads this file as a hook (`.mkdocs.yml`): the reference pages exist in the built site only, and there
 replace the links to the sources that they are made from (`SITE_PAGES`). `<!-- site: NAME -->text<!-- end -->`
-is a text of the repository that the site replaces by a generated part. `python docs/generate.py` rewrites the blocks of README.md between `<!-- begin: NAME -->` and `<!-- end: NAME -->`; a
-test fails when they are stale.
+is a text of the repository that the site replaces by a generated part.
+
+`python docs/generate.py` rewrites the blocks of README.md between `<!-- begin: NAME -->` and `<!-- end: NAME
+-->`; a test fails when they are stale.
 """
 
 from __future__ import annotations

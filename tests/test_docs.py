@@ -99,12 +99,46 @@ def test_piece_and_method_pages_name_every_piece_and_recipe(generate: ModuleType
     assert not [name for name in top if f"`{name}`" not in readme]
 
 
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_links_of_the_repository_lead_to_files() -> None:
+    """On a clone, without the built site. Anchors within pages are checked by the site's build."""
+    pages = [*PAGES, *(ROOT / "docs" / "methods").glob("*.md")]
+    links = [
+        (page, link)
+        for page in pages
+        for link in re.findall(r"\]\(([^)\s#]+)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
+        if ":" not in link
+    ]
+    assert len(links) > 50
+    assert not [f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()]
+
+
+def test_the_page_of_methods_links_every_family() -> None:
+    text = (ROOT / "docs" / "methods.md").read_text()
+    families = [page.name for page in (ROOT / "docs" / "methods").glob("*.md")]
+    assert families and not [name for name in families if f"](methods/{name})" not in text]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_whole_recipes_of_the_documentation_load(page: Path, tmp_path: Path) -> None:
+    """Keys, pieces, options and columns; their data need not exist."""
+    from ratchet.components.recipes.recipe import load
+
+    for number, block in enumerate(re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)):
+        if re.search(r"^schema: 1$", block, re.MULTILINE):
+            file = tmp_path / f"example_{number}.yaml"
+            file.write_text(block)
+            load(str(file))
+
+
 def test_every_page_is_in_the_navigation() -> None:
     navigation = str(yaml.safe_load((ROOT / ".mkdocs.yml").read_text())["nav"])
     assert not [page.name for page in (ROOT / "docs").glob("*.md") if f"'{page.name}'" not in navigation]
 
 
-@pytest.mark.parametrize("page", [README, *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_commands_in_the_documentation_exist(page: Path) -> None:
     from typer.main import get_command
 
