@@ -69,6 +69,7 @@ class Pipeline:
     registry: dict[str, Any] = field(
         default_factory=dict
     )  # registered versions that the recipe's aliases resolve to in this run
+    given: str = ""  # the recipe as the caller named it: a name or a file
 
     @classmethod
     def open(
@@ -85,7 +86,15 @@ class Pipeline:
         loaded, registry = resolved(pinned(loaded, home), chosen, home)
         stages = plan(loaded, chosen)
         name = f"{loaded.name}-{digest([s.key for s in stages.values()])[:8]}"
-        return cls(loaded, chosen, stages, Store(home), RunDirectory(home, name), registry=registry)
+        return cls(
+            loaded,
+            chosen,
+            stages,
+            Store(home),
+            RunDirectory(home, name),
+            registry=registry,
+            given=str(recipe),
+        )
 
     @classmethod
     def again(cls, resolved: str, *, home: Path, run: str) -> Pipeline:

@@ -25,7 +25,7 @@ def check_capacity(profile: Profile, costs: Sequence[Cost], machine: tuple[float
             f"profile {profile.name!r} cannot run stage {worst.stage.name!r}: it needs {gb(worst.bytes)} on "
             f"{_device_name(hardware)} ({_breakdown(worst.memory)}), which has {gb(device)} ({RESERVE:.0%} "
             f"reserved); "
-            f"{_advice(profile, worst)}"
+            f"{_advice(profile, worst, device * (1 - RESERVE))}"
         )
     largest = max(costs, key=lambda cost: cost.host)
     if largest.host > host * (1 - RESERVE):
@@ -57,11 +57,15 @@ def _breakdown(memory: Parts) -> str:
     )
 
 
-def _advice(profile: Profile, cost: Cost) -> str:
-    """Which option to lower, from the largest part of the memory."""
+def _advice(profile: Profile, cost: Cost, room: float) -> str:
+    """Which option to change, from the largest part of the memory. Numbers of tokens are of use only if the
+    other parts fit into `room` bytes.
+    """
     most = max(
         (name for name in cost.memory if name != "process"), key=lambda name: cost.memory[name], default=""
     )
+    if cost.bytes - cost.memory.get(most, 0.0) > room:
+        most = ""
     advice = {
         "activations": f"lower tokens_per_microbatch (now {profile.tokens_per_microbatch}), or set "
         "gradient_checkpointing: true",

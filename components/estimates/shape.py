@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 from ratchet.components.errors import RecipeError
 
@@ -72,6 +73,17 @@ def read_shape(config: Mapping[str, Any], where: str) -> Shape:
         intermediate=config["intermediate_size"],
         vocabulary=config["vocab_size"],
         tied=bool(config.get("tie_word_embeddings", False)),
+    )
+
+
+def tiny_shape(address: str) -> Shape:
+    """Dimensions of the tiny model of an address such as generate:tiny?layers=2 (components/models/tiny.py),
+    of whose vocabulary only the upper bound is known before it is made.
+    """
+    options = dict(parse_qsl(address.partition("?")[2]))
+    hidden, layers = int(options.get("hidden", 160)), int(options.get("layers", 4))
+    return Shape(
+        layers, hidden, hidden // 32, hidden // 32, 32, intermediate=3 * hidden, vocabulary=512, tied=True
     )
 
 

@@ -92,7 +92,7 @@ def load(
 
 
 def _check_keys(raw: Mapping[str, Any], path: Path) -> None:
-    """`RecipeError` for a key of hardware profiles, and for a recipe without a base that lacks a section which
+    """`RecipeError` for a key of hardware profiles, and for a recipe without a base that lacks a section that
     every recipe has.
     """
     own, of_profile = ({one.name for one in dataclasses.fields(kind)} for kind in (Recipe, Profile))
@@ -104,8 +104,8 @@ def _check_keys(raw: Mapping[str, Any], path: Path) -> None:
     missing = [repr(key) for key in ("models", "data") if raw.get(key) is None]
     if missing and not raw.get("base"):
         raise RecipeError(
-            f"{path.name}: needs {' and '.join(missing)}; write them, or name what the recipe builds on, such "
-            f"as `base: sft`: one of {', '.join(_bases())}, or a recipe that ships"
+            f"{path.name}: needs {' and '.join(missing)}; write them, or name what the recipe builds on, "
+            f"such as `base: sft`: one of {', '.join(_bases())}, or a recipe that ships"
         )
 
 

@@ -63,7 +63,7 @@ def _deepspeed() -> Any:
     except ImportError as error:
         raise RecipeError(
             f"profile `learner: deepspeed`: DeepSpeed cannot be imported ({error}); "
-            "pip install 'ratchet-rlhf[scale]', or set `learner: torch`"
+            "run `pip install -e '.[scale]'` in the checkout, or set `learner: torch`"
         ) from error
     # would be compiled at first use, for minutes; gloo is used instead
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

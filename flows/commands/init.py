@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,13 +61,14 @@ online:
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kind:
-    """How rows of a kind are trained. `base`: recipe that ships; `main`: split with the training rows;
-    `splits`: share of each split.
+    """How rows of a kind are trained. `method`: in words; `base`: recipe that ships; `main`: split with the
+    training rows; `splits`: share of each split.
     """
 
     what: str
+    method: str
     base: str
     main: str
     splits: Mapping[str, float | None]
@@ -74,14 +76,38 @@ class Kind:
 
 
 KINDS = {
-    "preference": Kind("preference pairs", "dpo", "reward", {"reward": 0.9, "evaluate": 0.1}, PREFERENCE),
-    "label": Kind("answers with a label", "kto", "labelled", {"labelled": 0.9, "evaluate": 0.1}, LABEL),
-    "answer": Kind(
-        "prompts with a reference answer", "rlvr_grpo", "prompts", {"prompts": 0.9, "evaluate": 0.1}, ANSWER
+    "preference": Kind(
+        "preference pairs", "DPO", "dpo", "reward", {"reward": 0.9, "evaluate": 0.1}, PREFERENCE
     ),
-    "reply": Kind("conversations", "sft", "sft", {"sft": 0.85, "sft_validation": 0.05, "evaluate": 0.1}, SFT),
-    "prompt": Kind("prompts without answers", "instruct", "prompts", {}, PROMPT),
+    "label": Kind(
+        "answers with a label", "KTO", "kto", "labelled", {"labelled": 0.9, "evaluate": 0.1}, LABEL
+    ),
+    "answer": Kind(
+        "prompts with a reference answer",
+        "GRPO, rewarded by the reference answers,",
+        "rlvr_grpo",
+        "prompts",
+        {"prompts": 0.9, "evaluate": 0.1},
+        ANSWER,
+    ),
+    "reply": Kind(
+        "conversations",
+        "Supervised fine-tuning",
+        "sft",
+        "sft",
+        {"sft": 0.85, "sft_validation": 0.05, "evaluate": 0.1},
+        SFT,
+    ),
+    "prompt": Kind(
+        "prompts without answers",
+        "SFT, offline and online DPO on verifiable instructions",
+        "instruct",
+        "prompts",
+        {},
+        PROMPT,
+    ),
 }
+DEFAULT = "SmolLM2-135M-Instruct"  # the model of `instruct`
 
 
 def init(
@@ -89,9 +115,7 @@ def init(
     out: Annotated[Path, typer.Option(help="Recipe file to write.")] = Path("mine.yaml"),
     model: Annotated[
         str | None,
-        typer.Option(
-            help="Model to train: hub:org/name or path:/models/mine. Default: SmolLM2-135M-Instruct."
-        ),
+        typer.Option(help=f"Model to train: hub:org/name or path:/models/mine. Default: {DEFAULT}."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing recipe.")] = False,
 ) -> None:
@@ -116,21 +140,27 @@ def init(
     if out.exists() and not force:
         raise RecipeError(f"{out} exists already; choose another --out, or overwrite it with --force")
     parsed = parse(file)
-    text, kind = recipe(parsed.kept, len(parsed.dropped), file, out, model)
+    text, counts = recipe(parsed.kept, len(parsed.dropped), file, out, model)
     trial = out.with_name(
         f"{out.stem}.{os.getpid()}.yaml"
     )  # in the same directory, since paths are relative to the file
     try:
         write_atomic(trial, text)
-        check_files(load(trial)[0])
+        checked = check_files(load(trial)[0])
         os.replace(trial, out)
     finally:
         trial.unlink(missing_ok=True)
+    of = ", ".join(f"{count:,} {one.what}" for one, count in counts.items())
+    kind = next(iter(counts))
     typer.echo(
-        f"{out}: {len(parsed.kept):,} {kind.what} in the layout `{layout_of(file)}`"
+        f"{out}: {of} in the layout `{layout_of(file)}`"
         + (f", {len(parsed.dropped)} rows left out" if parsed.dropped else "")
-        + f"; a recipe over `{kind.base}`, checked"
+        + f"; a recipe over `{kind.base}`"
+        + (f" for the {kind.what}" if len(counts) > 1 else "")
+        + ", checked"
     )
+    for line in checked.lines():
+        typer.echo(f"  {line}")
     for dropped in parsed.dropped[:1]:
         typer.echo(f"  the first row that is left out: {dropped.reason}")
     typer.echo(f"ratchet plan {out} --estimate   # what it would take\nratchet run {out}")
@@ -138,15 +168,15 @@ def init(
 
 def recipe(
     records: Sequence[Any], dropped: int, file: Path, out: Path, model: str | None
-) -> tuple[str, Kind]:
-    """The recipe's text and the kind of rows."""
-    from ratchet.components.recipes.recipe import load, names
+) -> tuple[str, dict[Kind, int]]:
+    """The recipe's text, and the number of rows of each kind, that of the recipe first."""
+    from ratchet.components.recipes.recipe import load
 
-    kind = _kind(records, names())
-    base, _ = load(kind.base)
+    counts = _kinds(records)
+    kind = next(iter(counts))
     tokens, section = _training(records, kind)
     policy = load("instruct")[0].models["policy"]
-    about = f"{base.about.partition(' on ')[0].rstrip('.')}, on {file.name}."
+    about = f"{kind.method} of {model or DEFAULT}, on {file.name}."
     policy_lines = (
         [
             f"source: {_quoted(model)}",
@@ -154,11 +184,17 @@ def recipe(
             f"format: {'tiny' if model.startswith('generate:tiny') else 'auto'}",
         ]
         if model
-        else [f'source: "{policy.source}"', f"sha256: {policy.sha256}", f"format: {policy.format}"]
+        else [
+            f'source: "{policy.source}"',
+            f"sha256: {policy.sha256}",
+            f"format: {policy.format}",
+            f"shape: {json.dumps(policy.shape)}   # for `plan --estimate` before the download",
+        ]
     )
     source = os.path.relpath(file.resolve(), out.resolve().parent)
     lines = [
-        f"# Made by `ratchet init`: {len(records):,} {kind.what}"
+        f"# Made by `ratchet init`: {counts[kind]:,} {kind.what}"
+        + (f", {len(records) - counts[kind]:,} rows of other kinds" if len(counts) > 1 else "")
         + (f" ({dropped} rows of the file cannot be read)" if dropped else "")
         + ".",
         f"# What is not here is as in `{kind.base}`: `ratchet recipes explain {out.name}` writes every "
@@ -184,7 +220,7 @@ def recipe(
         "    final.ended: {over: 0.8}          # share of answers that end by themselves",
         "    final.repetitive: {below: 0.1}    # share of answers that repeat themselves",
     ]
-    return "\n".join(lines) + "\n", kind
+    return "\n".join(lines) + "\n", counts
 
 
 def _data_lines(kind: Kind, rows: int, tokens: int) -> list[str]:
@@ -238,29 +274,25 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _kind(records: Sequence[Any], known: Sequence[str]) -> Kind:
-    """The kind that most records have. Labels and reference answers take precedence over replies; answers to
-    one prompt with different ratings are pairs.
+def _kinds(records: Sequence[Any]) -> dict[Kind, int]:
+    """The number of records of each kind, the most frequent first; of equally frequent kinds the one with
+    more to learn from. Labels and reference answers take precedence over replies; answers to one prompt with
+    different ratings are pairs.
     """
     ratings: dict[Any, set[float | None]] = {}
     for record in records:
         ratings.setdefault(_prompt(record), set()).add(record.rating)
-    has = {
-        "preference": [
-            record.rejected
-            or (record.opening and record.rating is not None and len(ratings[_prompt(record)]) > 1)
-            for record in records
-        ],
-        "label": [record.label is not None for record in records],
-        "answer": [record.answer for record in records],
-        "reply": [record.messages and record.messages[-1]["role"] == "assistant" for record in records],
-    }
-    name = next(
-        (
-            name
-            for name, rows in has.items()
-            if 2 * sum(map(bool, rows)) > len(rows) and KINDS[name].base in known
-        ),
-        "prompt",
-    )
-    return KINDS[name]
+
+    def name(record: Any) -> str:
+        rated = record.opening and record.rating is not None and len(ratings[_prompt(record)]) > 1
+        if record.rejected or rated:
+            return "preference"
+        if record.label is not None:
+            return "label"
+        if record.answer:
+            return "answer"
+        replies = record.messages and record.messages[-1]["role"] == "assistant"
+        return "reply" if replies else "prompt"
+
+    found = Counter(name(record) for record in records)
+    return {KINDS[one]: found[one] for one in sorted(KINDS, key=lambda one: -found[one]) if found[one]}

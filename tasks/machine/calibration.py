@@ -21,7 +21,7 @@ from typing import Any
 from ratchet.components.errors import RecipeError, StageError
 from ratchet.components.estimates.costs import Cost, Split, estimate
 from ratchet.components.estimates.rates import Rates, adapters, stated_rates
-from ratchet.components.estimates.shape import Shape, read_shape, shape_of
+from ratchet.components.estimates.shape import Shape, read_shape, shape_of, tiny_shape
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.plan import source_digest
 from ratchet.components.recipes.profile import Hardware, Profile
@@ -86,20 +86,24 @@ def devices() -> list[str]:
 
 
 def model_shape(pipeline: Pipeline) -> tuple[Shape, Path | None]:
-    """Dimensions of the model: from its files if present, else from the recipe's `shape`."""
+    """Dimensions of the model: from its files if present, else from the recipe's `shape`; those of the tiny
+    model are known.
+    """
     source = pipeline.recipe.models["policy"]
     made = pipeline.store.get("model_policy", pipeline.stages["model_policy"].key)
     if made is not None:
         return shape_of(made.path), made.path
     if source.shape:
         return read_shape(source.shape, "models.policy.shape"), None
+    if source.format == "tiny":
+        return tiny_shape(source.source), None
     local = Path(source.source.removeprefix("path:"))
     if source.source.startswith("path:") and (local / "config.json").is_file():
         return shape_of(local), local
     raise RecipeError(
         f"the size of models.policy ({source.source}) is unknown before the download: run `ratchet run "
-        f"{pipeline.recipe.name} "
-        "--until curate`, or set models.policy.shape to the sizes in its config.json"
+        f"{pipeline.given or pipeline.recipe.name} --until curate`, or set models.policy.shape "
+        "to the sizes in its config.json"
     )
 
 

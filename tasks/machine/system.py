@@ -109,9 +109,8 @@ def visible_gpus() -> dict[str, str]:
     listed, uuids = os.environ.get("CUDA_VISIBLE_DEVICES"), _uuids()
     if listed is None and not uuids and DRIVER.exists():
         raise RecipeError(
-            "`gpus` requested, but the GPUs of this machine cannot be listed; pip install "
-            "'ratchet-rlhf[scale]', "
-            "or set CUDA_VISIBLE_DEVICES"
+            "`gpus` requested, but the GPUs of this machine cannot be listed; run "
+            "`pip install -e '.[scale]'` in the checkout, or set CUDA_VISIBLE_DEVICES"
         )
     names = (
         (name.strip() for name in listed.split(",")) if listed is not None else map(str, range(len(uuids)))

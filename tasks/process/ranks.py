@@ -71,7 +71,7 @@ def ready(profile: Profile) -> None:
     if profile.learner == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
         raise RecipeError(
             f"profile {profile.name}: `learner: deepspeed`: DeepSpeed is not installed; "
-            "pip install 'ratchet-rlhf[scale]', or set `learner: torch`"
+            "run `pip install -e '.[scale]'` in the checkout, or set `learner: torch`"
         )
 
 

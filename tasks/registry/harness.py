@@ -45,7 +45,7 @@ def evaluate(
     `chat`: apply the chat template. `RecipeError` for an unknown task or without lm_eval.
     """
     if importlib.util.find_spec("lm_eval") is None:
-        raise RecipeError("lm_eval is not installed; run `pip install 'ratchet-rlhf[lm-eval]'`")
+        raise RecipeError("lm_eval is not installed; run `pip install -e '.[lm-eval]'` in the checkout")
     import torch
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager

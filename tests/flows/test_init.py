@@ -108,3 +108,51 @@ def test_init_errors_are_one_sentence(tmp_path: Path) -> None:
     init(tmp_path, [ROWS["messages"][0](i) for i in range(9)])
     with pytest.raises(RecipeError, match=r"mine\.yaml.*--out.*--force"):
         init(tmp_path, [ROWS["messages"][0](1)])
+
+
+@pytest.mark.parametrize("model", [None, "generate:tiny?seed=0", "hub:org/name"])
+@pytest.mark.parametrize("layout", ["messages", "prompt", "preference"])
+def test_the_description_names_the_model_and_the_data(layout: str, model: str | None, tmp_path: Path) -> None:
+    init(tmp_path, [ROWS[layout][0](i) for i in range(200)], *(("--model", model) if model else ()))
+    about = load(tmp_path / "mine.yaml")[0].about
+    assert f" of {model or 'SmolLM2-135M-Instruct'}, on mine data.jsonl" in about and ",," not in about
+    assert "tiny" in about if model and "tiny" in model else "tiny model" not in about
+
+
+@pytest.mark.parametrize("model", [None, "generate:tiny?seed=0"])
+def test_the_plan_that_init_suggests_is_estimated_before_any_download(
+    model: str | None, tmp_path: Path
+) -> None:
+    output = init(
+        tmp_path, [ROWS["preference"][0](i) for i in range(200)], *(("--model", model) if model else ())
+    )
+    command = next(line for line in output.splitlines() if line.startswith("ratchet plan"))
+    words = command.partition("#")[0].split()[1:]
+    done = CliRunner().invoke(app, [*words, "--home", str(tmp_path / "out")], catch_exceptions=False)
+    size = "134.5" if model is None else "1.4"
+    assert done.exit_code == 0 and f"{size} million parameters" in done.output
+
+
+def test_a_model_of_unknown_size_is_fetched_by_a_command_that_names_the_file(tmp_path: Path) -> None:
+    init(tmp_path, [ROWS["preference"][0](i) for i in range(200)], "--model", "hub:org/name")
+    ask = ["plan", str(tmp_path / "mine.yaml"), "--estimate", "--home", str(tmp_path / "out")]
+    with pytest.raises(RecipeError, match=r"models\.policy") as refused:
+        CliRunner().invoke(app, ask, catch_exceptions=False)
+    assert f"`ratchet run {tmp_path / 'mine.yaml'} --until curate`" in str(refused.value)
+
+
+@pytest.mark.parametrize("pairs", [40, 30, 60])
+def test_rows_of_another_kind_are_counted(pairs: int, tmp_path: Path) -> None:
+    """Half the rows, or more, are pairs: the recipe learns from these. Fewer: from prompts. What the recipe
+    does not use is printed.
+    """
+    rows = [{"prompt": f"Say {i}", "chosen": f"{i}, of course.", "rejected": f"no {i}"} for i in range(pairs)]
+    rows += [{"prompt": f"Tell me {i}", "chosen": f"{i}."} for i in range(pairs, 80)]
+    output = init(tmp_path, rows, "--model", "generate:tiny?seed=0")
+    recipe = load(tmp_path / "mine.yaml")[0]
+    if pairs >= 40:
+        assert recipe.base == "dpo" and f"{pairs} preference pairs" in output
+        assert f"{80 - pairs} prompts without answers" in output
+    else:
+        assert recipe.base == "instruct" and "50 prompts without answers" in output
+        assert "30 preference pairs" in output

@@ -12,7 +12,7 @@ from ratchet.components.estimates.capacity import check_capacity
 from ratchet.components.estimates.costs import Split, estimate
 from ratchet.components.estimates.memory import Layout, kept_activations, trained, training
 from ratchet.components.estimates.rates import Rates, adapter_key, engine_devices, stated_rates
-from ratchet.components.estimates.shape import Shape, count, read_shape
+from ratchet.components.estimates.shape import Shape, count, read_shape, shape_of, tiny_shape
 from ratchet.components.recipes.plan import plan
 from ratchet.components.recipes.profile import Hardware, Profile, Vllm
 from ratchet.components.recipes.recipe import load
@@ -229,6 +229,28 @@ def test_too_large_profile_is_refused_with_options_to_lower() -> None:
     check_capacity(
         profile, estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {}), (1e15, 1e15)
     )
+
+
+def test_fewer_tokens_are_not_advised_where_weights_alone_do_not_fit() -> None:
+    """8 billion parameters in float32: 128 GB of weights, gradients and moments. Activations are larger
+    still, but no number of tokens makes room for the rest.
+    """
+    recipe, profile = load("rlhf_workflow_8b", profile="cpu")
+    costs = estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {})
+    (sft,) = [one for one in costs if one.stage.name == "sft"]
+    large = replace(sft, memory={**sft.memory, "activations": 3e11})
+    with pytest.raises(RecipeError, match="adapter") as refused:
+        check_capacity(profile, [large], (2.5e10, 1e15))
+    assert "tokens_per_microbatch" not in str(refused.value)
+    with pytest.raises(RecipeError, match="lower tokens_per_microbatch"):
+        check_capacity(profile, [large], (2.5e11, 1e15))
+
+
+def test_the_shape_of_the_tiny_model_is_known_before_it_is_made(tiny_model: Path) -> None:
+    made, known = shape_of(tiny_model), tiny_shape("generate:tiny?seed=0")
+    assert replace(made, vocabulary=512, counted=None) == known and made.vocabulary <= 512
+    assert known.parameters == pytest.approx(made.parameters, rel=0.01)
+    assert tiny_shape("generate:tiny?layers=2&hidden=96").layers == 2
 
 
 def test_host_memory_of_loading_grows_with_ranks_so_fewer_are_advised() -> None:

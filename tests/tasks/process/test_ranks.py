@@ -303,7 +303,7 @@ def test_profile_that_needs_deepspeed_without_it_is_an_error(tmp_path: Path) -> 
         text=True,
     )
     assert (
-        "`learner: deepspeed`: DeepSpeed cannot be imported (not here); pip install 'ratchet-rlhf[scale]'"
+        "`learner: deepspeed`: DeepSpeed cannot be imported (not here); run `pip install -e '.[scale]'`"
         in done.stdout
     )
 
