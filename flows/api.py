@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from ratchet.components.errors import RatchetError, ServiceError, redacted
+from ratchet.components.errors import RatchetError, RecipeError, ServiceError, redacted
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.recipe import dump, load
 from ratchet.components.recipes.schema import Recipe as ResolvedRecipe
@@ -82,12 +82,28 @@ def load_recipe(
     writes.
     """
     overrides = (
-        tuple(f"{key}={json.dumps(value)}" for key, value in set.items())
+        tuple(f"{key}={_in_json(key, value)}" for key, value in set.items())
         if isinstance(set, Mapping)
         else tuple(set)
     )
     resolved, hardware = load(recipe, overrides=overrides, profile=profile, limit=limit)
     return Recipe(resolved, hardware, recipe, overrides, profile, limit)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError
+
+
+def _in_json(key: str, value: object) -> str:
+    """A value of `set` as JSON, which is YAML; a `Path` is its text."""
+    try:
+        return json.dumps(value, default=_text)
+    except (TypeError, ValueError, RecursionError):
+        raise RecipeError(
+            f"set[{key!r}]: expected numbers, texts, lists and mappings, got {type(value).__name__}"
+        ) from None
 
 
 def run(

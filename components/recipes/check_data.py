@@ -45,6 +45,7 @@ def check_files(recipe: Recipe, show: int = 0) -> Checked:
         where = f"data.sources[{i}]" if recipe.data.sources else "data"
         _check_columns(source.columns, f"{where}.columns")
         with _at(where if recipe.data.sources else "data.source"):
+            _check_hub(source.source, "datasets/")
             check_address(source.source)
             splits = _published_splits(source)
         have = have | splits if have is not None and splits is not None else None
@@ -65,6 +66,21 @@ def check_files(recipe: Recipe, show: int = 0) -> Checked:
             "share {:g}",
         )
     )
+
+
+def _check_hub(address: str, kind: str) -> None:
+    """`SourceError` for a Hub repository without its scheme or its organisation. `kind`: prefix of its name
+    in an address.
+    """
+    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", address):
+        raise SourceError(
+            f"{address!r} has no scheme; write 'hub:{kind}{address}' for a repository of the Hugging Face "
+            f"Hub, or 'path:{address}' for a file or folder"
+        )
+    if short := re.fullmatch(r"hub:(datasets|models)/([\w.-]+)(@.*|!.*)?", address):
+        raise SourceError(
+            f"{address}: expected an organisation and a name, hub:{short[1]}/org/{short[2]}, got a name only"
+        )
 
 
 def _check_columns(columns: Mapping[str, str], where: str) -> None:
@@ -104,6 +120,7 @@ def _check_models(recipe: Recipe) -> None:
         for key, address in (("source", model.source), ("base", model.base)):
             if address and not address.startswith((REGISTRY, "generate:")):
                 with _at(f"models.{name}.{key}"):
+                    _check_hub(address, "")
                     check_address(address, REGISTRY.rstrip(":"))
                     config = (
                         check_folder(local(address), name, model, base=key == "base")

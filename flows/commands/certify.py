@@ -16,7 +16,9 @@ def certify(
     model: Annotated[
         str, typer.Argument(help="Reward model: hub:org/name, path:/models/mine, or a directory.")
     ],
-    data: Annotated[str, typer.Option(help="Held-out preference pairs: a file, a folder, or hub:org/name.")],
+    data: Annotated[
+        str, typer.Option(help="Held-out preference pairs: a file, a folder, or hub:datasets/org/name.")
+    ],
     limit: Annotated[
         list[str], typer.Option("--limit", help="Required value, for example --limit min_accuracy=0.6.")
     ] = [],  # noqa: B006
@@ -29,19 +31,31 @@ def certify(
     """
     import yaml
 
-    from ratchet.components.errors import RecipeError
+    from ratchet.components.errors import RecipeError, redacted
+    from ratchet.components.recipes.check_data import check_files
     from ratchet.tasks.pipeline import Pipeline
 
     if wrong := next((one for one in limit if "=" not in one), None):
         raise RecipeError(f"--limit {wrong}: expected NAME=VALUE, such as min_accuracy=0.6")
+    for option, text in (("MODEL", model), ("--data", data)):
+        where = address(text)
+        if where.startswith("path:") and not Path(where.removeprefix("path:")).exists():
+            raise RecipeError(f"{option}: there is no file or folder {text.removeprefix('path:')}")
     limits = {name: yaml.safe_load(value) for name, _, value in (one.partition("=") for one in limit)}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "certify.yaml"
         file.write_text(yaml.safe_dump(_recipe(model, data, limits)))
         pipeline = Pipeline.open(file, home=home, profile=profile)
-        pipeline.begin()
-    for name in pipeline.stages:
-        made = pipeline.make(name)
+    check_files(pipeline.recipe)
+    pipeline.begin()
+    try:
+        for name in pipeline.stages:
+            made = pipeline.make(name)
+    except BaseException as error:
+        state = "failed" if isinstance(error, Exception) else "stopped"
+        why = redacted(f"{type(error).__name__}: {error}")
+        pipeline.end(state, error=why, failed_stage=pipeline.failing)
+        raise
     certificate = made.meta["certificate"]
     pipeline.end("finished")
     if as_json:

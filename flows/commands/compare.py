@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ratchet.components.errors import RecipeError
+from ratchet.components.errors import RecipeError, nearest
 from ratchet.flows.commands.options import OUT, Home, Json, ProfileOption, Set, print_json
 from ratchet.flows.startup import quiet_platforms, servers
 
@@ -41,11 +41,27 @@ def compare(
         if any((path / "run.json").exists() for path in (home / "runs" / name, Path(name)))
     ]
     if not runs:
+        _check_known(names, home)
         _recipes(names, range(first_seed, first_seed + seeds), home, set, profile, metric, as_json)
     elif len(names) == 2:
         _runs(names[0], names[1], home, as_json)
     else:
         raise RecipeError(f"{runs[0]!r} is a run, and runs are compared two by two; got {len(names)} names")
+
+
+def _check_known(names: Sequence[str], home: Path) -> None:
+    """`RecipeError` for a name that is neither a run nor a recipe."""
+    from ratchet.components.recipes.recipe import YAML
+    from ratchet.components.recipes.recipe import names as shipped
+    from ratchet.tasks.tracking.outcome import run_files
+
+    for name in names:
+        if not name.endswith(YAML) and name not in (known := shipped()):
+            runs = [file.parent.name for file in run_files(home)]
+            raise RecipeError(
+                f"{name!r} is neither a run under {home / 'runs'} nor a recipe"
+                f"{nearest(name, [*runs, *known])}"
+            )
 
 
 def _runs(first: str, other: str, home: Path, as_json: bool) -> None:

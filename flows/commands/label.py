@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ratchet.components.errors import RecipeError, ServiceError
+from ratchet.components.errors import RecipeError, ServiceError, nearest
 from ratchet.flows.commands.label_files import take_labels, write_labels, write_report
 from ratchet.flows.commands.options import OUT, Home
 
@@ -129,6 +129,13 @@ def _queue_folder(source: str, home: Path, stage: str | None) -> Path:
         return Path(source)
     from ratchet.tasks.tracking.outcome import find_run
 
+    if Path(source).is_dir() and not any(
+        (run / "run.json").is_file() for run in (home / "runs" / source, Path(source))
+    ):
+        raise RecipeError(
+            f"{source}: neither a labelling queue (items.jsonl expected) nor a run (run.json expected); name "
+            f"a run under {home / 'runs'} to make a queue from, or fill this folder with --import FILE"
+        )
     run = find_run(source, home)
     if stage is None and (waiting := _waiting(run)) is not None:
         return waiting
@@ -216,19 +223,23 @@ def _export(folder: Path, file: Path) -> None:
 
 
 def _forget(folder: Path, name: str, home: Path) -> None:
+    from ratchet.components.labels.labels import read_labels
     from ratchet.components.labels.queue import forget
     from ratchet.tasks.labels.readers import readers
-    from ratchet.tasks.labels.tokens import checked, revoke
+    from ratchet.tasks.labels.tokens import checked, digests, revoke
 
+    reading_runs = readers(home, name)
     if not (folder / "items.jsonl").exists():
         typer.echo(f"there is no queue {folder}; nothing to delete there")
     else:
+        known = {*digests(folder), *(label.annotator for label in read_labels(folder))}
         deleted = forget(folder, checked(name))
         revoke(folder, name)
+        if name not in known and not reading_runs:
+            raise RecipeError(f"{folder}: no labels by an annotator {name!r}{nearest(name, known)}")
         typer.echo(
             f"{folder}: {deleted} labels of {name} deleted; files that were exported before still have them"
         )
-    reading_runs = readers(home, name)
     for reading in reading_runs:
         typer.echo(
             f"read by    run {reading.run}: {reading.labels} labels; "

@@ -144,9 +144,9 @@ def find(model: str, home: Path) -> Version:
     versions = [] if "/" in name else history(name, home=home)  # a path
     if not versions:
         raise RecipeError(
-            f"{model!r} is neither a finished stage's directory nor a registered model; runs register "
-            "their models "
-            "at the end; `ratchet show` lists stages"
+            f"{model!r} is neither a run under {home / 'runs'}, nor a finished stage's directory, nor a "
+            "registered model; `ratchet runs` lists runs, `ratchet show` the stages of one; runs register "
+            "their models at the end"
         )
     if alias:
         known = {a: v for v in versions for a in v.aliases}

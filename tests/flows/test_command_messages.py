@@ -1,0 +1,83 @@
+"""Commands given a name that nothing has: what the message says, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import ratchet
+from ratchet.components.errors import RatchetError, RecipeError, SourceError
+from ratchet.components.recipes.check_data import check_files
+from ratchet.components.recipes.recipe import load
+from ratchet.flows.cli import app
+from ratchet.tasks.pipeline import Pipeline
+
+
+def refused(*arguments: str) -> str:
+    with pytest.raises(RatchetError) as error:
+        CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_certify_checks_its_files_before_a_run_begins(tmp_path: Path, tiny_model: Path) -> None:
+    missing = refused("certify", str(tiny_model), "--data", "nope.jsonl", "--home", str(tmp_path))
+    assert "--data" in missing and "nope.jsonl" in missing and "folder of the recipe" not in missing
+    assert "MODEL" in refused("certify", "no/model", "--data", "nope.jsonl", "--home", str(tmp_path))
+    (tmp_path / "d.jsonl").write_text(json.dumps({"prompt": "what?", "completion": "it"}) + "\n")
+    refused("certify", str(tiny_model), "--data", str(tmp_path / "d.jsonl"), "--home", str(tmp_path))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_certificate_that_fails_leaves_a_failed_run(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: Pipeline, name: str) -> None:
+        self.failing = name
+        raise SourceError("no such thing")
+
+    monkeypatch.setattr(Pipeline, "make", fails)
+    monkeypatch.setattr("ratchet.components.recipes.check_data.check_files", lambda recipe: None)
+    (tmp_path / "d.jsonl").write_text("{}\n")
+    refused("certify", str(tiny_model), "--data", str(tmp_path / "d.jsonl"), "--home", str(tmp_path))
+    (file,) = (tmp_path / "runs").glob("*/run.json")
+    run = json.loads(file.read_text())
+    assert run["state"] == "failed" and "no such thing" in run["error"] and run["failed_stage"]
+
+
+def test_messages_name_all_that_a_command_takes(tmp_path: Path) -> None:
+    home = ("--home", str(tmp_path))
+    assert "neither a run under" in refused("compare", "nope", "nope2", *home)
+    assert "neither a run under" in refused("export", "nope", str(tmp_path / "to"), *home)
+    (tmp_path / "y").mkdir()
+    assert "items.jsonl" in refused("label", str(tmp_path / "y"), *home)
+
+
+def test_forgetting_an_annotator_whom_nobody_knows_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "q").mkdir()
+    (tmp_path / "q" / "items.jsonl").write_text("")
+    message = refused("label", str(tmp_path / "q"), "--forget", "ann", "--home", str(tmp_path))
+    assert "no labels by an annotator 'ann'" in message
+
+
+def test_overrides_take_paths_and_refuse_other_objects(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"set\['data\.source'\].*object"):
+        ratchet.load_recipe("sft", set={"data.source": object()})
+    assert ratchet.load_recipe("sft", set={"name": Path("mine")}).name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("models.policy={source: org/name, format: auto}", "'hub:org/name'"),
+        ("data.source=org/name", "'hub:datasets/org/name'"),
+        ("data.source='hub:datasets/name'", "hub:datasets/org/name"),
+    ],
+)
+def test_an_address_on_the_hub_needs_scheme_and_organisation(change: str, message: str) -> None:
+    with pytest.raises(SourceError) as error:
+        check_files(load("sft", overrides=[change])[0])
+    assert message in str(error.value)
