@@ -13,7 +13,7 @@ from types import TracebackType
 
 from ratchet.components.errors import RatchetError, RecipeError, ServiceError, redacted
 from ratchet.components.recipes.profile import Profile
-from ratchet.components.recipes.recipe import dump, load
+from ratchet.components.recipes.recipe import dump, inherited_sizes, load
 from ratchet.components.recipes.schema import Recipe as ResolvedRecipe
 from ratchet.flows.commands.options import Until
 from ratchet.flows.reading import Run
@@ -54,7 +54,7 @@ class Recipe:
         from ratchet.tasks.registry.registry_sources import resolved
 
         with one_sentence():
-            checked = check_files(self.resolved)
+            checked = check_files(self.resolved, warnings=inherited_sizes(self.source, self.overrides))
             resolved(self.resolved, self.profile, Path(home))
         return list(checked.warnings)
 
@@ -135,7 +135,8 @@ def run(
         pipeline = Pipeline.open(
             one.source, home=home, overrides=one.overrides, profile=one.profile_name, limit=one.limit
         )
-        checked, console = check_files(pipeline.recipe), open_console(quiet=not progress)
+        checked = check_files(pipeline.recipe, warnings=inherited_sizes(one.source, one.overrides))
+        console = open_console(quiet=not progress)
         if finished(pipeline, until):
             return Run(pipeline.run.path)
         for warning in checked.warnings:

@@ -76,12 +76,13 @@ def run(
 ) -> None:
     """Run a recipe. Finished stages are skipped, an interrupted stage resumes from its last checkpoint."""
     from ratchet.components.recipes.check_data import check_files
+    from ratchet.components.recipes.recipe import inherited_sizes
     from ratchet.flows.display import Display, open_console
     from ratchet.tasks.pipeline import Pipeline
 
     console = open_console()
     pipeline = Pipeline.open(recipe, home=home, overrides=set, profile=profile, limit=limit)
-    checked = check_files(pipeline.recipe)
+    checked = check_files(pipeline.recipe, warnings=inherited_sizes(recipe, set))
     if finished(pipeline, until):
         console.print(
             f"Nothing to do: all {len(pipeline.stages)} stages of run {pipeline.run.name} are finished."

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -14,6 +15,7 @@ from ratchet.components.recipes.arms import arms
 from ratchet.components.recipes.check_fit import objectives_of_labels, objectives_of_pairs
 from ratchet.components.recipes.check_models import check_folder
 from ratchet.components.recipes.check_records import Checked, check_records, unread
+from ratchet.components.recipes.check_warnings import unused_reward_models
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.reward_models import certified
 from ratchet.components.recipes.schema import Groups, Learn, Recipe, Reward, Sft
@@ -31,11 +33,17 @@ from ratchet.components.recipes.splits import (
 from ratchet.components.recipes.yaml_files import folder
 
 
-def check_files(recipe: Recipe, show: int = 0) -> Checked:
+def check_files(recipe: Recipe, show: int = 0, warnings: Sequence[str] = ()) -> Checked:
     """Check every address in the recipe: `path:` models must be complete and fit the recipe's sizes, `path:`
     data must have the records and published splits it reads. Raises `SourceError`, `DataError`, `GateError`
-    or `RecipeError` for the first problem. `show`: examples of each split of `path:` data in the result.
+    or `RecipeError` for the first problem. `show`: examples of each split of `path:` data in the result;
+    `warnings`: further ones for the result.
     """
+    checked = _checked(recipe, show)
+    return replace(checked, warnings=[*checked.warnings, *unused_reward_models(recipe), *warnings])
+
+
+def _checked(recipe: Recipe, show: int) -> Checked:
     from ratchet.components.data.published import home_of, share_of, wanted
     from ratchet.components.data.sources import check_address
 

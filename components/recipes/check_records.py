@@ -10,9 +10,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from ratchet.components.errors import DataError, GateError, RecipeError
+from ratchet.components.recipes.check_warnings import equal_labels
 from ratchet.components.recipes.schema import Recipe
 from ratchet.components.recipes.sections import Data
 from ratchet.components.recipes.splits import PROMPT_SECTIONS, kind_of
@@ -137,10 +139,12 @@ def check_records(recipe: Recipe, read: set[str], show: int = 0) -> Checked:
             )
             _check_answers(recipe, made.splits)
             warnings = _sizes(data, made.splits, len(parsed.kept) + len(parsed.dropped), sure=most is None)
-        except (DataError, RecipeError, GateError):
-            if most is None:
-                raise
-            continue
+        except (DataError, RecipeError, GateError) as error:
+            if most is not None:
+                continue
+            if isinstance(error, DataError) and (hint := _other_layout(data, paths)):
+                raise type(error)(f"{error}; {hint}") from None
+            raise
         files = [
             file
             for path, source in zip(paths, data.every_source, strict=True)
@@ -158,7 +162,7 @@ def check_records(recipe: Recipe, read: set[str], show: int = 0) -> Checked:
                 for reason, count in step["dropped"].items()
             }
         )
-        warnings += _markup(made.splits)
+        warnings += [*_markup(made.splits), *equal_labels(recipe, made.splits)]
         warnings += unread(
             {name: len(part) for name, part in made.parts.items()},
             read,
@@ -177,6 +181,21 @@ def check_records(recipe: Recipe, read: set[str], show: int = 0) -> Checked:
             },
         )
     raise AssertionError("not reached: the second pass returns or raises")
+
+
+def _other_layout(data: Data, paths: Sequence[Path]) -> str:
+    """A hint if a source that names its parser, or whose base does, has rows in another layout."""
+    from ratchet.components.data.parsing import layout_of
+
+    for source, path in zip(data.every_source, paths, strict=True):
+        named = source.parser if isinstance(source.parser, str) else source.parser["name"]
+        found = "" if named == "auto" or source.columns else layout_of(path)
+        if found and found != named:
+            return (
+                f"data.parser is {named!r}, in the recipe or from its base, but the rows are in the layout "
+                f"{found!r}: write `parser: auto`"
+            )
+    return ""
 
 
 MARKUP = re.compile(

@@ -17,6 +17,7 @@ import yaml
 
 from ratchet.components.errors import RecipeError, nearest, secret_in
 from ratchet.components.recipes.check import check, check_window
+from ratchet.components.recipes.check_warnings import of_the_tiny_model
 from ratchet.components.recipes.conform import conform
 from ratchet.components.recipes.correction import corrected, corrected_again
 from ratchet.components.recipes.defaults import section_with_defaults, with_defaults
@@ -51,18 +52,9 @@ def load(
     `online.rounds=2`.
     `limit`: reduce to a smoke test.
     """
-    path = Path(recipe)
-    if path.suffix not in YAML:
-        path = shipped().get(str(recipe), folder() / f"{recipe}.yaml")
-        if not path.exists():
-            hint = nearest(str(recipe), names()).partition("; known")[0]
-            hint = "; a file name must end in .yaml" if Path(recipe).parent != Path() else hint
-            listed = "; `ratchet recipes list` names the ones that ship"
-            raise RecipeError(f"no recipe named {str(recipe)!r}{hint or listed}")
+    path = _file(recipe)
     raw = _over_base(path)
-    changes: dict[str, Any] = {}
-    for override in overrides:
-        changes = merge(changes, _override(override))
+    changes = _changes(overrides)
     raw = merge(raw, changes)
     _from(Path.cwd(), raw)
     raw.setdefault("name", path.stem)
@@ -91,6 +83,32 @@ def load(
     return resolved, hardware
 
 
+def inherited_sizes(recipe: str | Path, overrides: Sequence[str] = ()) -> list[str]:
+    """A warning if the recipe trains another model with what its base sets for the tiny one."""
+    under, raw = _layers(_file(recipe))
+    return of_the_tiny_model(merge(raw, _changes(overrides)), under)
+
+
+def _file(recipe: str | Path) -> Path:
+    """The file of a recipe given by name or file."""
+    path = Path(recipe)
+    if path.suffix not in YAML:
+        path = shipped().get(str(recipe), folder() / f"{recipe}.yaml")
+        if not path.exists():
+            hint = nearest(str(recipe), names()).partition("; known")[0]
+            hint = "; a file name must end in .yaml" if Path(recipe).parent != Path() else hint
+            listed = "; `ratchet recipes list` names the ones that ship"
+            raise RecipeError(f"no recipe named {str(recipe)!r}{hint or listed}")
+    return path
+
+
+def _changes(overrides: Sequence[str]) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    for override in overrides:
+        changes = merge(changes, _override(override))
+    return changes
+
+
 def _check_keys(raw: Mapping[str, Any], path: Path) -> None:
     """`RecipeError` for a key of hardware profiles, and for a recipe without a base that lacks a section that
     every recipe has.
@@ -110,13 +128,20 @@ def _check_keys(raw: Mapping[str, Any], path: Path) -> None:
 
 
 def _over_base(path: Path) -> dict[str, Any]:
-    """A recipe merged over its base: one of `bases/`, a shipped recipe, or a file next to it. The latter two
-    may themselves have a base in `bases/`. Name and claim belong to the base alone, and so do a shipped
-    recipe's `about` and `paper`, whose words are about its own data.
+    """A recipe merged over its base."""
+    under, raw = _layers(path)
+    return merge(under, raw) if under else raw
+
+
+def _layers(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a recipe is merged over, empty without a base, and the recipe as written. The base is one of
+    `bases/`, a shipped recipe, or a file next to it. The latter two may themselves have a base in `bases/`.
+    Name and claim belong to the base alone, and so do a shipped recipe's `about` and `paper`, whose words are
+    about its own data.
     """
     raw = _read(path)
     if not raw.get("base"):
-        return raw
+        return {}, raw
     base = _base(path, str(raw["base"]))
     under = _read(base)
     is_recipe = base in shipped().values()
@@ -133,7 +158,7 @@ def _over_base(path: Path) -> dict[str, Any]:
                 "as the base"
             )
         under = merge(_read(lowest), {key: value for key, value in under.items() if key not in own})
-    return merge(under, raw)
+    return under, raw
 
 
 def _base(path: Path, name: str) -> Path:

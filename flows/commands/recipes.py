@@ -95,13 +95,13 @@ def check_recipes(
     """
     from ratchet.components.recipes.check_data import check_files
     from ratchet.components.recipes.check_records import Checked
-    from ratchet.components.recipes.recipe import load, names, plain
+    from ratchet.components.recipes.recipe import inherited_sizes, load, names, plain
     from ratchet.tasks.registry.registry_sources import resolved
 
     reports: dict[str, Checked] = {}
     for name in [recipe] if recipe else names():
         loaded, chosen = load(name, overrides=set, profile=profile, limit=limit)
-        reports[name] = check_files(loaded, show) if recipe else Checked()
+        reports[name] = check_files(loaded, show, inherited_sizes(name, set)) if recipe else Checked()
         if recipe:
             resolved(loaded, chosen, home)
         if not as_json:

@@ -1,0 +1,97 @@
+"""Warnings on a recipe that is valid but hardly meant: what it trains and nothing uses, labels that teach
+nothing, settings of another model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from ratchet.components.piece import describe
+from ratchet.components.recipes.phases import sections
+from ratchet.components.recipes.schema import Learn, Online, Recipe, Reward
+from ratchet.components.types import Group
+
+SIZED = ("learning_rate", "max_tokens")
+"""Settings whose values depend on the size of the model and on the data."""
+
+
+def unused_reward_models(recipe: Recipe) -> list[str]:
+    """A warning for each phase that trains a reward model which no piece of an online recipe reads."""
+    phases = sections(recipe)
+    if not any(isinstance(one.section, Online) for one in phases):
+        return []
+    read = set(_texts([one.section for one in phases if not isinstance(one.section, Reward)]))
+    read |= set(_texts(recipe.evaluate))
+    return [
+        f"{one.where}: trains {' and '.join(map(repr, one.models))}, which no piece reads; write "
+        + (f"`{one.where}: null`" if one.short else f"`{one.known_as}: null` in phases")
+        + " to leave it out"
+        for one in phases
+        if isinstance(one.section, Reward) and not read & set(one.models)
+    ]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a value of a recipe, but for the names of keys."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _texts(inner)
+    elif isinstance(value, Sequence):
+        for inner in value:
+            yield from _texts(inner)
+    elif is_dataclass(value):
+        for one in fields(value):
+            yield from _texts(getattr(value, one.name))
+
+
+def equal_labels(recipe: Recipe, splits: Mapping[str, Sequence[Group]]) -> list[str]:
+    """A warning for each split with one label only, from which an objective such as KTO learns."""
+    warnings = []
+    for phase in sections(recipe):
+        groups = splits.get(getattr(phase.section, "data", None) or "", ())
+        if not isinstance(phase.section, Learn) or not groups:
+            continue
+        for spec in [spec for parts in phase.section.fit.updates.values() for spec in parts]:
+            labels = {label for group in groups for label in group.columns.get("label", ())}
+            if "label" in describe("objective", spec["name"]).reads and len(labels) == 1:
+                warnings.append(
+                    f"data.{phase.section.data}: all {len(groups):,} answers have label "
+                    f"{str(bool(labels.pop())).lower()}; {spec['name']!r} compares answers of both labels"
+                )
+    return warnings
+
+
+def of_the_tiny_model(raw: Mapping[str, Any], base: Mapping[str, Any]) -> list[str]:
+    """A warning if a recipe for another model inherits sizes that its base set for the tiny model. `raw`: the
+    recipe with its overrides, as written; `base`: what it is merged over.
+    """
+    if not _is_tiny(base) or "policy" not in (raw.get("models") or {}) or _is_tiny(raw):
+        return []
+    kept = list(_inherited(raw, base, ""))
+    if not kept:
+        return []
+    return [
+        f"models.policy is not the tiny model, for which the base {raw.get('base')!r} sets "
+        f"{', '.join(kept)}; write values for your model into the recipe (`ratchet init` proposes some)"
+    ]
+
+
+def _is_tiny(raw: Mapping[str, Any]) -> bool:
+    policy = (raw.get("models") or {}).get("policy") or {}
+    return str(policy.get("source", "")).startswith("generate:tiny")
+
+
+def _inherited(raw: Any, base: Any, where: str) -> Iterator[str]:
+    """Settings of `SIZED` in `base` that `raw` neither changes nor removes."""
+    for key, value in base.items():
+        at, own = f"{where}.{key}".lstrip("."), raw.get(key) if isinstance(raw, Mapping) else None
+        if key in raw and own is None:
+            continue
+        if isinstance(value, Mapping):
+            yield from _inherited(own if isinstance(own, Mapping) else {}, value, at)
+        elif key in SIZED and key not in raw and not isinstance(value, Mapping):
+            yield f"{at} {value:g}" if isinstance(value, int | float) else f"{at} {value}"

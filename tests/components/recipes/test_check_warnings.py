@@ -1,0 +1,70 @@
+"""Warnings on valid recipes that are hardly meant, and the hint for an inherited parser."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratchet.components.errors import RatchetError
+from ratchet.components.recipes.check_data import check_files
+from ratchet.components.recipes.check_warnings import of_the_tiny_model, unused_reward_models
+from ratchet.components.recipes.recipe import inherited_sizes, load
+
+
+def mine(folder: Path, base: str, rows: list[Any], **more: Any) -> Path:
+    (folder / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = {"schema": 1, "base": base, "about": "mine", "data": {"source": "path:d.jsonl"}, **more}
+    (folder / "mine.yaml").write_text(json.dumps(recipe))
+    return folder / "mine.yaml"
+
+
+def test_labels_that_are_all_true_are_a_warning(tmp_path: Path) -> None:
+    rows = [{"prompt": f"what is {i}?", "completion": f"it is {i}", "label": True} for i in range(80)]
+    (warning,) = check_files(load(mine(tmp_path, "kto", rows))[0]).warnings
+    assert "label true" in warning and "'kto'" in warning
+    rows[::3] = [{**row, "label": False} for row in rows[::3]]
+    assert not check_files(load(mine(tmp_path, "kto", rows))[0]).warnings
+
+
+def test_a_reward_model_that_nothing_reads_is_a_warning() -> None:
+    asks = (
+        "online.annotate=[{name: rewards.people, labels: 12, simulated: [0.1], verifier: rewards.length}]",
+        "online.select=[{name: best_worst, reward: reward.people}]",
+    )
+    (warning,) = unused_reward_models(load("online_dpo", overrides=asks)[0])
+    assert warning.startswith("reward: trains 'reward_model'") and "`reward: null`" in warning
+    for name in ("online_dpo", "tiny_people", "reward_ensemble", "chat", "instruct", "reward_model"):
+        assert not unused_reward_models(load(name)[0])
+
+
+def test_a_parser_of_the_base_that_reads_another_layout_is_named(tmp_path: Path) -> None:
+    rows = [{"messages": [{"role": "user", "content": f"What is {i}?"}]} for i in range(30)]
+    with pytest.raises(RatchetError, match=r"'chitchat'.*`parser: auto`"):
+        check_files(load(mine(tmp_path, "instruct", rows))[0])
+
+
+def test_sizes_of_the_tiny_model_are_a_warning_for_another_one() -> None:
+    tiny = {"policy": {"source": "generate:tiny?seed=0"}}
+    base = {"models": tiny, "offline": {"max_tokens": 128, "fit": {"learning_rate": 1e-4, "batch": 16}}}
+    own = {"base": "dpo", "models": {"policy": {"source": "hub:org/name"}}}
+    (warning,) = of_the_tiny_model(own, base)
+    assert "offline.max_tokens 128, offline.fit.learning_rate 0.0001;" in warning
+    assert not of_the_tiny_model({"base": "dpo", "models": tiny}, base)
+    assert not of_the_tiny_model({**own, "offline": None}, base)
+    assert not of_the_tiny_model(
+        {**own, "offline": {"max_tokens": 64, "fit": {"learning_rate": 1e-4}}}, base
+    ), "written, be it the same value"
+
+
+def test_a_recipe_for_another_model_is_warned_of_what_its_base_sets(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "schema: 1\nbase: dpo\nabout: mine\nmodels: {policy: {source: 'hub:org/name', format: auto}}\n"
+    )
+    (warning,) = inherited_sizes(tmp_path / "mine.yaml")
+    assert "'dpo' sets offline.max_tokens 128, offline.fit.learning_rate 0.0001" in warning
+    changed = ["offline.max_tokens=512", "offline.fit.learning_rate=5.0e-6", "evaluate.max_tokens=128"]
+    assert not inherited_sizes(tmp_path / "mine.yaml", changed)
+    assert not inherited_sizes("dpo") and not inherited_sizes("instruct")
