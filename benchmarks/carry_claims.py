@@ -16,9 +16,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ratchet.components.piece import ROOT
+from ratchet.components.piece import ROOT as COMPONENTS
 from ratchet.components.recipes.plan import our_sources, plan
 from ratchet.components.recipes.recipe import load
 from ratchet.components.recipes.schema_claim import MOST_SEEDS
@@ -26,14 +27,17 @@ from ratchet.components.recipes.source_keys import starts
 from ratchet.components.storage.definitions import Sources
 from ratchet.flows.claim_records import PAGE, Arms, key_of, profile_of, read, write
 
+HERE, PACKAGE = Path(__file__).resolve().parents[1], COMPONENTS.parent
 MAKE = """
 import hashlib, json, sys
 from pathlib import Path
+from ratchet.components.piece import ROOT
 from ratchet.components.recipes.recipe import plain
 from ratchet.flows.claim_records import profile_of
 from ratchet.tasks.pipeline import Pipeline
 
 home, seeds, wanted = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+assert ROOT.resolve() == Path("components").resolve(), f"this is the code of {ROOT}"
 known, found = {}, {}
 for arm, stages in wanted.items():
     for seed in range(seeds):
@@ -97,7 +101,7 @@ def main() -> None:
     parser.add_argument("old", type=Path, help="checkout in which the stored verdicts are fresh")
     parser.add_argument("--home", type=Path, default=Path("out/carry_claims"))
     given = parser.parse_args()
-    old, here = given.old.resolve(), ROOT.parent.resolve()
+    old = given.old.resolve()
     status = subprocess.run(
         [sys.executable, "-m", "ratchet.flows.cli", "claims", "--status", "--json"],
         cwd=old,
@@ -110,14 +114,15 @@ def main() -> None:
     verdicts = {name: one for name, one in read().items() if fresh.get(name) == "current"}
     arms_of = {name: [name, *claim.recipes] for name in verdicts if (claim := load(name)[0].claim)}
     sources = our_sources({PAGE: ""})
-    before = Sources(old, sources.pieces, {old / PAGE.relative_to(here): ""})
+    before = Sources(old, sources.pieces, {old / PAGE.relative_to(PACKAGE): ""})
     wanted = {arm: differing(arm, sources, before) for arms in arms_of.values() for arm in arms}
     print(
         f"stages to make, of {len(wanted)} arms: {sorted({name for one in wanted.values() for name in one})}"
     )
-    first, second = (
-        made(tree, given.home.resolve() / name, wanted) for tree, name in ((old, "old"), (here, "new"))
-    )
+    with ThreadPoolExecutor() as pool:
+        first, second = pool.map(
+            lambda tree, name: made(tree, given.home.resolve() / name, wanted), (old, HERE), ("old", "new")
+        )
     arms, kept = Arms(), []
     for name, members in arms_of.items():
         if all(same(arm, first, second) for arm in members):
