@@ -50,9 +50,7 @@ def _checked(recipe: Recipe, show: int) -> Checked:
     _check_models(recipe)
     have: set[str] | None = set()
     for i, source in enumerate(recipe.data.every_source):
-        where = f"data.sources[{i}]" if recipe.data.sources else "data"
-        _check_columns(source.columns, f"{where}.columns")
-        with _at(where if recipe.data.sources else "data.source"):
+        with _at(f"data.sources[{i}]" if recipe.data.sources else "data.source"):
             _check_hub(source.source, "datasets/")
             check_address(source.source)
             splits = _published_splits(source)
@@ -89,18 +87,6 @@ def _check_hub(address: str, kind: str) -> None:
         raise SourceError(
             f"{address}: expected an organisation and a name, hub:{short[1]}/org/{short[2]}, got a name only"
         )
-
-
-def _check_columns(columns: Mapping[str, str], where: str) -> None:
-    """`RecipeError` if columns trade names: a file's column is dropped once it was renamed, so that one of
-    the two would be lost.
-    """
-    for name, source in columns.items():
-        if source != name and columns.get(source, source) != source:
-            raise RecipeError(
-                f"{where}: {source!r} is renamed to {name!r} and {columns[source]!r} to {source!r}; a file's "
-                "columns cannot trade names here, so rename them in the file"
-            )
 
 
 def _check_models(recipe: Recipe) -> None:

@@ -166,12 +166,6 @@ CASES: dict[str, tuple[str, Mapping[str, Any], str]] = {
         "data.max_topic_share: expected at most 90% of one topic in every split, got 100% in "
         "'sft_validation', 100% in 'evaluate'",
     ),
-    "columns that trade names": (
-        "sft",
-        {"d.jsonl": PAIRS, "columns": {"chosen": "rejected", "rejected": "chosen"}},
-        "data.columns: 'rejected' is renamed to 'chosen' and 'chosen' to 'rejected'; a file's columns cannot "
-        "trade names here, so rename them in the file",
-    ),
     "no such configuration": (
         "sft",
         {"d/train.jsonl": CHAT, "config": "main"},
