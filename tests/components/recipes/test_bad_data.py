@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -196,11 +195,10 @@ def written(folder: Path, base: str, given: Mapping[str, Any]) -> Path:
 @pytest.mark.parametrize("case", CASES)
 def test_bad_data_is_one_sentence(case: str, tmp_path: Path) -> None:
     base, given, message = CASES[case]
-    file, started = written(tmp_path, base, given), time.process_time()
+    file = written(tmp_path, base, given)
     with pytest.raises(RatchetError) as refused:
         check_files(load(file)[0])
     assert message in str(refused.value) and "\n" not in str(refused.value)
-    assert time.process_time() - started < 2
 
 
 @pytest.mark.parametrize("command", [("recipes", "check"), ("run",)])
