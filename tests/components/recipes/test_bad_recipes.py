@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -25,8 +24,6 @@ def test_there_are_at_least_100_bad_recipes() -> None:
 
 @pytest.mark.parametrize(("recipe", "change", "message"), CASES)
 def test_a_bad_recipe_is_one_sentence(recipe: str, change: str, message: str) -> None:
-    started = time.process_time()
     with pytest.raises(RatchetError) as refused:
         check_files(load(recipe, overrides=[change])[0])
     assert message in str(refused.value) and "\n" not in str(refused.value)
-    assert time.process_time() - started < 2

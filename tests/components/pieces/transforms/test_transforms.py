@@ -1,7 +1,6 @@
 """Curation transforms on small hand-made records: every bad record is dropped and counted."""
 
 import random
-import time
 from dataclasses import replace
 
 import pytest
@@ -171,7 +170,7 @@ def test_language():
     assert sifted.changed == {"language undecided": 1}
 
 
-def test_truncation_of_5000_turns_is_counted_and_fast():
+def test_truncation_of_5000_turns_counts_few_of_them():
     calls = 0
 
     def count(messages):
@@ -179,14 +178,13 @@ def test_truncation_of_5000_turns_is_counted_and_fast():
         calls += 1
         return words(messages)
 
-    start = time.process_time()
     sifted = length(
         [talk(*["word"] * 5000), talk("a", "b", key="c2"), talk("a", key="c3")],
         count,
         max_turns=10**6,
         max_tokens=1000,
     )
-    assert time.process_time() - start < 2 and calls < 60
+    assert calls < 60, "its turns are not counted one by one"
     assert [len(r.messages) for r in sifted.kept] == [500, 2] and sifted.changed == {"truncated": 1}
     assert sifted.reasons() == {"too short": 1}
     assert len(length([talk(*["word"] * 5000)], count, max_turns=200).kept[0].messages) == 200
