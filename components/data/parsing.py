@@ -163,8 +163,8 @@ def _half_a_pair(columns: frozenset[str], found: Description) -> str:
         return ""
     ((one,), (other,)) = have, PAIR - have
     return (
-        f"the row has {one!r} and no {other!r}, which a preference pair needs; "
-        f"`data.parser: {found.name}` reads such rows without it"
+        f"the row has {one!r} and no {other!r}, which a preference pair needs (the parser {found.name!r} in "
+        "`data.parser` reads such rows without it)"
     )
 
 

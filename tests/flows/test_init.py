@@ -147,7 +147,7 @@ def test_rows_of_another_kind_are_counted(pairs: int, tmp_path: Path) -> None:
     does not use is printed.
     """
     rows = [{"prompt": f"Say {i}", "chosen": f"{i}, of course.", "rejected": f"no {i}"} for i in range(pairs)]
-    rows += [{"prompt": f"Tell me {i}", "chosen": f"{i}."} for i in range(pairs, 80)]
+    rows += [{"prompt": f"Tell me {i}"} for i in range(pairs, 80)]
     output = init(tmp_path, rows, "--model", "generate:tiny?seed=0")
     recipe = load(tmp_path / "mine.yaml")[0]
     if pairs >= 40:
