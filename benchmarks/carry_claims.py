@@ -2,9 +2,10 @@
 
 `OLD` is a checkout of the revision before, in which the verdicts are fresh. Stages of the arms of a claim
 whose definitions differ between the two checkouts are made in both, with every seed that a claim may use. If
-the arms' plans and all files of these stages are the same, later stages read the same, and the verdict gets
-its key of the present definitions; else it stays stale. Meant for changes of how data are read; where
-training or sampling changed, `ratchet claims --stale` measures again.
+the arms' plans and all files of these stages are the same (but for manifests and the pages of the validation,
+which have a date), later stages read the same, and the verdict gets its key of the present definitions; else
+it stays stale. Meant for changes of how data are read; where training or sampling changed, `ratchet claims
+--stale` measures again.
 """
 
 from __future__ import annotations
@@ -56,9 +57,11 @@ for arm, stages in wanted.items():
                         make(needed)
                     return pipeline.make(stage).path
                 folder = make(name)
-                files = [f for f in sorted(folder.rglob("*")) if f.is_file() and f.name != "manifest.json"]
+                files = {str(f.relative_to(folder)): f for f in sorted(folder.rglob("*")) if f.is_file()}
                 known[key] = {
-                    str(f.relative_to(folder)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files
+                    name: hashlib.sha256(file.read_bytes()).hexdigest()
+                    for name, file in files.items()
+                    if name != "manifest.json" and not name.startswith("data_docs")
                 }
             found[f"{arm} {seed} {name}"] = known[key]
 print("RESULT " + json.dumps(found))

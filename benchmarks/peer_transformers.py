@@ -14,11 +14,10 @@ from benchmarks.child import WARM_UP, Clock, device, main
 
 
 def load(inputs: dict[str, Any], dtype: torch.dtype = torch.float32) -> Any:
-    return (
-        AutoModelForCausalLM.from_pretrained(inputs["model"], dtype=dtype, attn_implementation="sdpa")
-        .eval()
-        .to(device())
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        inputs["model"], dtype=dtype, attn_implementation="sdpa"
     )
+    return model.eval().to(device())
 
 
 def for_inference(inputs: dict[str, Any]) -> Any:

@@ -124,7 +124,7 @@ def _check_phase(
 def flow_of(split: str) -> Flow:
     """Groups of a curated split."""
     kind = kind_of(split)
-    columns = {"label"} if kind in SINGLE else set(PAIR_COLUMNS) if kind in PAIRS else set[str]()
+    columns = {"label"} if kind in SINGLE else set[str](PAIR_COLUMNS) if kind in PAIRS else set[str]()
     return Flow(columns, 2 if kind in PAIRS else 1, kind in PAIRS)
 
 
