@@ -45,8 +45,8 @@ def smaller(recipe: Recipe) -> list[str]:
     return changes
 
 
-WHOLE_SFT = {"rlhs", "rlhs_immediate"}
-"""Recipes whose policy must have learned to answer, or all answers get one reward and no pair is left."""
+WHOLE_SFT = {"loop", "loop_grpo", "loop_rejection", "rlhs", "rlhs_immediate"}
+"""Recipes whose policy must have learned to answer, or all answers get one reward and none is selected."""
 SLOW = {"ensemble_worst_case", "ensemble_uncertainty", "reward_robust", *WHOLE_SFT}
 """Recipes whose pieces others here run in less time, and those that need a whole SFT."""
 
