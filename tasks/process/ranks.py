@@ -215,7 +215,7 @@ def failure_reports(job: Job) -> dict[int, dict[str, Any]]:
     while len(list(job.reports.glob("*.exit"))) < job.ranks and time.monotonic() < deadline:
         time.sleep(0.2)
     found: dict[int, dict[str, Any]] = {}
-    for file in sorted(job.reports.glob("*.e*")):
+    for file in sorted(job.reports.glob("[0-9]*.e*")):  # a report that is being written begins with a dot
         found.setdefault(int(file.stem), {}).update(json.loads(file.read_text()))
     return found
 

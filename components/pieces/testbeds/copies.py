@@ -55,9 +55,9 @@ def copies(
     that reads nothing solves 1 % (10 %), one that writes everywhere none.
 
     Shows: whether a method learns from the outcome of a whole episode to read and not to assume, to read
-    before it overwrites, and to leave other keys alone, on tasks it has not seen; success is exact. Does not
-    show: the language, documentation and code of AppWorld, episodes of dozens of calls, exploration of
-    unknown calls (each useful call is demonstrated).
+    before it overwrites, and to leave other keys alone, on tasks it has not seen; success is exact.
+    Does not show: the language, documentation and code of AppWorld, episodes of dozens of calls, exploration
+    of unknown calls (each useful call is demonstrated).
     """
     if hidden > 2 or size > MOST:
         raise DataError(

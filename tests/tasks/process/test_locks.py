@@ -495,7 +495,7 @@ def test_gpus_without_nvml_must_be_listed(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(system, "DRIVER", tmp_path / "nvidiactl")
     assert visible_gpus() == {}
     (tmp_path / "nvidiactl").touch()
-    with pytest.raises(RecipeError, match=r"ratchet-rlhf\[scale\].*CUDA_VISIBLE_DEVICES"):
+    with pytest.raises(RecipeError, match=r"\[scale\].*CUDA_VISIBLE_DEVICES"):
         visible_gpus()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert visible_gpus() == {"0": "0", "1": "1"}

@@ -187,6 +187,7 @@ def test_failure_names_the_rank_and_the_reason(tmp_path: Path, monkeypatch: pyte
         """
         work = tmp_path / str(len(list(tmp_path.iterdir())))
         (work / "ranks").mkdir(parents=True)
+        (work / "ranks" / ".0.error.123").write_text('{"host')  # a report that is being written
         job = Job({"does": "sft", "work": str(work)}, "a.log", 2 * machines, machines, "")
         report(job, last, "b.log", exitcode=exitcode)
         for rank, (kind, text) in errors.items():

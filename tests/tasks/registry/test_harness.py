@@ -110,5 +110,5 @@ def test_a_task_over_a_local_file_is_scored_as_transformers_scores_it(
 
 def test_missing_lm_eval_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(RecipeError, match=r"ratchet-rlhf\[lm-eval\]"):
+    with pytest.raises(RecipeError, match=r"\[lm-eval\]"):
         evaluate("model", ["ifeval"], home=tmp_path)

@@ -95,7 +95,7 @@ def test_registered_version_has_its_lineage_without_the_store(chain, tmp_path, m
         ("polic", "registered model"),
         ("policy:7", "no version 7"),
         ("policy@champ", "did you mean 'champion'"),
-        ("runs/one/stages/stf", "neither a finished stage's directory nor a registered model"),
+        ("runs/one/stages/stf", "nor a finished stage's directory, nor a registered model"),
     ):
         with pytest.raises(RecipeError, match=message):
             resolve(name, tmp_path)
