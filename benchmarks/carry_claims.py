@@ -16,61 +16,25 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ratchet.components.piece import ROOT as COMPONENTS
 from ratchet.components.recipes.plan import our_sources, plan
 from ratchet.components.recipes.recipe import load
-from ratchet.components.recipes.schema_claim import MOST_SEEDS
 from ratchet.components.recipes.source_keys import starts
 from ratchet.components.storage.definitions import Sources
 from ratchet.flows.claim_records import PAGE, Arms, key_of, profile_of, read, write
 
 HERE, PACKAGE = Path(__file__).resolve().parents[1], COMPONENTS.parent
-MAKE = """
-import hashlib, json, sys
-from pathlib import Path
-from ratchet.components.piece import ROOT
-from ratchet.components.recipes.recipe import plain
-from ratchet.flows.claim_records import profile_of
-from ratchet.tasks.pipeline import Pipeline
-
-home, seeds, wanted = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
-assert ROOT.resolve() == Path("components").resolve(), f"this is the code of {ROOT}"
-known, found = {}, {}
-for arm, stages in wanted.items():
-    for seed in range(seeds):
-        pipeline = Pipeline.open(arm, home=home, overrides=[f"seed={seed}"], profile=profile_of(arm))
-        options = {
-            stage.name: [stage.does, dict(stage.inputs), {**plain(stage.options), "resolved": ""}]
-            for stage in pipeline.stages.values()
-        }
-        text = json.dumps(options, sort_keys=True, default=str)
-        found[f"{arm} {seed}"] = {"plan": hashlib.sha256(text.encode()).hexdigest()}
-        for name in stages:
-            key = pipeline.stages[name].key
-            if key not in known:
-                def make(stage):
-                    for needed in pipeline.stages[stage].inputs.values():
-                        make(needed)
-                    return pipeline.make(stage).path
-                folder = make(name)
-                files = {str(f.relative_to(folder)): f for f in sorted(folder.rglob("*")) if f.is_file()}
-                known[key] = {
-                    name: hashlib.sha256(file.read_bytes()).hexdigest()
-                    for name, file in files.items()
-                    if name != "manifest.json" and not name.startswith("data_docs")
-                }
-            found[f"{arm} {seed} {name}"] = known[key]
-print("RESULT " + json.dumps(found))
-"""
+Outputs = Mapping[str, Mapping[str, str]]
+"""What `stage_outputs.outputs` returns."""
 
 
-def differing(arm: str, new: Sources, old: Sources) -> list[str]:
+def differing(recipe: str, new: Sources, old: Sources) -> list[str]:
     """Stages of a recipe that reach a definition which is another one in the sources `old`."""
-    loaded, profile = load(arm, overrides=["seed=0"], profile=profile_of(arm))
+    loaded, profile = load(recipe, overrides=["seed=0"], profile=profile_of(recipe))
     return [
         stage.name
         for stage in plan(loaded, profile).values()
@@ -78,25 +42,35 @@ def differing(arm: str, new: Sources, old: Sources) -> list[str]:
     ]
 
 
-def made(tree: Path, home: Path, wanted: Mapping[str, list[str]]) -> dict[str, dict[str, str]]:
-    """SHA-256 of the files of stages, made with the code of a checkout: "arm seed stage" -> file -> digest;
-    "arm seed" -> that of the plan.
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", MAKE, str(home), str(MOST_SEEDS), json.dumps(wanted)],
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree / "infra" / "package")},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
+def made(tree: Path, home: Path, wanted: Mapping[str, Sequence[str]], seeds: int) -> Outputs:
+    """The outputs of stages, made with the code of a checkout."""
+    script = HERE / "benchmarks" / "stage_outputs.py"
+    return json.loads(
+        _output(tree, "-P", str(script), str(home), str(seeds), json.dumps(wanted)).rpartition("RESULT ")[2]
     )
-    return json.loads(done.stdout.rpartition("RESULT ")[2])
 
 
-def same(arm: str, old: Mapping[str, object], new: Mapping[str, object]) -> bool:
-    """Whether the outputs of an arm are the same in both, seed by seed."""
-    own = [name for name in new if name.partition(" ")[0] == arm]
-    return all(old[name] == new[name] for name in own)
+def unchanged(arms: Mapping[str, Sequence[str]], first: Outputs, second: Outputs) -> list[str]:
+    """Claims whose arms have the same plans and outputs in both, with every seed. `arms`: claim -> its recipe
+    and baselines.
+    """
+
+    def of(recipe: str, outputs: Outputs) -> dict[str, Mapping[str, str]]:
+        return {name: files for name, files in outputs.items() if name.partition(" ")[0] == recipe}
+
+    return [
+        claim
+        for claim, recipes in arms.items()
+        if all(of(one, first) == of(one, second) != {} for one in recipes)
+    ]
+
+
+def _output(tree: Path, *arguments: str) -> str:
+    """What Python prints with the code of a checkout."""
+    environment = {**os.environ, "PYTHONPATH": str(tree / "infra" / "package")}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=tree, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
 
 
 def main() -> None:
@@ -104,36 +78,24 @@ def main() -> None:
     parser.add_argument("old", type=Path, help="checkout in which the stored verdicts are fresh")
     parser.add_argument("--home", type=Path, default=Path("out/carry_claims"))
     given = parser.parse_args()
-    old = given.old.resolve()
-    status = subprocess.run(
-        [sys.executable, "-m", "ratchet.flows.cli", "claims", "--status", "--json"],
-        cwd=old,
-        env={**os.environ, "PYTHONPATH": str(old / "infra" / "package")},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    fresh = json.loads(status.stdout)
-    verdicts = {name: one for name, one in read().items() if fresh.get(name) == "current"}
-    arms_of = {name: [name, *claim.recipes] for name in verdicts if (claim := load(name)[0].claim)}
-    sources = our_sources({PAGE: ""})
-    before = Sources(old, sources.pieces, {old / PAGE.relative_to(PACKAGE): ""})
-    wanted = {arm: differing(arm, sources, before) for arms in arms_of.values() for arm in arms}
-    print(
-        f"stages to make, of {len(wanted)} arms: {sorted({name for one in wanted.values() for name in one})}"
-    )
+    old, home = given.old.resolve(), given.home.resolve()
+    status = json.loads(_output(old, "-m", "ratchet.flows.cli", "claims", "--status", "--json"))
+    verdicts = {name: one for name, one in read().items() if status.get(name) == "current"}
+    claims = {name: claim for name in verdicts if (claim := load(name)[0].claim)}
+    arms = {name: [name, *claim.recipes] for name, claim in claims.items()}
+    seeds = max(claim.most_seeds for claim in claims.values())
+    new = our_sources({PAGE: ""})
+    before = Sources(old, new.pieces, {old / PAGE.relative_to(PACKAGE): ""})
+    wanted = {recipe: differing(recipe, new, before) for all_ in arms.values() for recipe in all_}
+    stages = sorted({name for names in wanted.values() for name in names})
+    print(f"stages to make, of {len(wanted)} arms: {', '.join(stages) or 'none'}")
     with ThreadPoolExecutor() as pool:
         first, second = pool.map(
-            lambda tree, name: made(tree, given.home.resolve() / name, wanted), (old, HERE), ("old", "new")
+            lambda tree, name: made(tree, home / name, wanted, seeds), (old, HERE), ("old", "new")
         )
-    arms, kept = Arms(), []
-    for name, members in arms_of.items():
-        if all(same(arm, first, second) for arm in members):
-            kept.append(dataclasses.replace(verdicts[name], key=key_of(name, arms)))
-        else:
-            print(f"{name}: an output differs; its verdict stays stale")
-    write(kept)
-    print(f"{len(kept)} verdicts carried over")
+    kept, keys = unchanged(arms, first, second), Arms()
+    write(dataclasses.replace(verdicts[name], key=key_of(name, keys)) for name in kept)
+    print(f"{len(kept)} verdicts carried over; an output differs: {sorted(set(arms) - set(kept)) or 'none'}")
 
 
 if __name__ == "__main__":

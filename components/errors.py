@@ -137,6 +137,15 @@ def _stage_error(message: str, died: bool) -> StageError:
     return StageError(message, died=died)
 
 
+FATAL = {
+    name
+    for name, kind in globals().items()
+    if isinstance(kind, type) and issubclass(kind, RatchetError) and not issubclass(kind, DataError)
+}
+"""Errors of ours that end a stage, so that their messages are in no output. `DataError` may also end one row,
+whose reason the output names.
+"""
+
 RENAMED = {
     "sampler_rows": "max_num_seqs",
     "tokens_per_batch": "tokens_per_microbatch",

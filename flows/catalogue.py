@@ -13,7 +13,7 @@ import yaml
 
 from ratchet.components.piece import SLOTS, Description, catalogue, describe, models_of
 from ratchet.components.recipes.phases import Phase, sections
-from ratchet.components.recipes.recipe import plain
+from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.schema import Learn, Online, Recipe, Reward
 from ratchet.components.recipes.yaml_files import read_yaml, shipped
 from ratchet.flows.claim_records import Verdict, effect, key_of, sentence

@@ -19,9 +19,10 @@ from pathlib import Path
 from ratchet.components.errors import DataError, RecipeError
 from ratchet.components.piece import ROOT
 from ratchet.components.recipes.conform import conform, record
+from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.plan import Stage, our_sources, plan, source_digest
 from ratchet.components.recipes.ranges import Finite, Natural, NotNegative
-from ratchet.components.recipes.recipe import load, plain, written
+from ratchet.components.recipes.recipe import load, written
 from ratchet.components.recipes.schema import Recipe
 from ratchet.components.recipes.schema_claim import START, ZERO, Claim
 from ratchet.components.storage.definitions import Sources

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from prefect import flow
 
-from ratchet.components.recipes.check_data import check_model
+from ratchet.components.recipes.check_models import check_model
 from ratchet.components.stages import WAITING
 from ratchet.components.stages.ask import Waiting
 from ratchet.flows.commands.options import Until

@@ -121,16 +121,26 @@ def test_the_page_of_methods_links_every_family() -> None:
     assert families and not [name for name in families if f"](methods/{name})" not in text]
 
 
+def whole_recipes(page: Path) -> list[str]:
+    """The YAML blocks of a page that are recipes, not parts of one."""
+    blocks = re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
+    return [block for block in blocks if re.search(r"^schema: 1$", block, re.MULTILINE)]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_whole_recipes_of_the_documentation_load(page: Path, tmp_path: Path) -> None:
     """Keys, pieces, options and columns; their data need not exist."""
     from ratchet.components.recipes.recipe import load
 
-    for number, block in enumerate(re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)):
-        if re.search(r"^schema: 1$", block, re.MULTILINE):
-            file = tmp_path / f"example_{number}.yaml"
-            file.write_text(block)
-            load(str(file))
+    for number, block in enumerate(whole_recipes(page)):
+        file = tmp_path / f"example_{number}.yaml"
+        file.write_text(block)
+        assert load(str(file))[0].about
+
+
+def test_pages_have_whole_recipes() -> None:
+    pages = ("concepts", "data", "getting-started", "methods", "recipes")
+    assert all(whole_recipes(ROOT / "docs" / f"{page}.md") for page in pages)
 
 
 def test_every_page_is_in_the_navigation() -> None:

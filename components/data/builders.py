@@ -4,20 +4,15 @@ answers.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 import random
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import combinations
 from typing import Any
 
+from ratchet.components.data.building import _first, _meta, _over, prompt_digest
+from ratchet.components.data.pair_builders import preference_pairs
 from ratchet.components.data.records import Conversation, CountTokens, FilterResult, Rejected, prefix_within
-from ratchet.components.recipes.sections import Contexts, Conversations, Labelled, Pairs
-from ratchet.components.recipes.splits import PAIR_COLUMNS
-from ratchet.components.types import Group, Message, Prompt, Trajectory
+from ratchet.components.recipes.sections import Contexts, Conversations, Labelled
+from ratchet.components.types import Group, Prompt, Trajectory
 
 
 def conversation_groups(
@@ -140,93 +135,6 @@ def prompt_groups(
     )
 
 
-def preference_pairs(
-    records: Sequence[Conversation],
-    count_tokens: CountTokens,
-    options: Pairs,
-    seed: int = 0,
-) -> FilterResult:
-    """Groups of two, chosen first. Rows that are pairs are kept. For prompts with several rated answers, the
-    best is paired with each lower-rated one. Rated conversations on one topic are cut after the same number
-    of turns (`positions`, even, so that they end with the assistant) and paired if mean ratings differ by
-    `min_gap`.
-
-    `exclude`: uninformative ratings (e.g. a form's default). `per_topic`: maximum pairs per topic and
-    position;
-    `per_conversation`: per conversation and position. The prompt is the topic; columns `margin`, `rating`.
-    """
-    kept = [_given(record) for record in records if record.rejected]
-    dropped: list[Rejected] = []
-    answers = [
-        record for record in records if record.opening and record.rating is not None and not record.rejected
-    ]
-    kept += _best_against_worse(answers, dropped)
-    pool: dict[tuple[str, int], list[Conversation]] = defaultdict(list)
-    for record in records:
-        if record.rejected or (record.opening and record.rating is not None):
-            continue
-        why = (
-            "a single labelled answer, not a pair"
-            if record.label is not None
-            else "not a pair, and no topic to pair it by"
-            if not record.topic
-            else "not rated"
-            if record.rating is None
-            else ("uninformative rating" if record.rating in options.exclude else "")
-        )
-        fits = (
-            0
-            if why
-            else prefix_within(
-                record.head,
-                record.messages[: max(options.positions, default=0)],
-                options.max_tokens,
-                count_tokens,
-            )
-        )
-        usable = [p for p in options.positions if p <= fits and record.messages[p - 1]["role"] == "assistant"]
-        if not why and not usable:
-            why = "too short or too long for every position"
-        if why:
-            dropped.append(Rejected(record.id, why, record.as_json(), copy=True))
-        for position in usable:
-            pool[str(record.topic), position].append(record)
-    paired: set[str] = set()
-    ties = 0
-    for (topic, position), rated in sorted(pool.items()):
-        pairs = sorted(
-            (a.id, b.id) for a, b in combinations(rated, 2) if abs(_rating(a) - _rating(b)) >= options.min_gap
-        )
-        random.Random(f"{seed} {topic} {position}").shuffle(pairs)
-        by_id = {record.id: record for record in rated}
-        used: dict[str, int] = defaultdict(int)
-        made = 0
-        for pair in pairs:
-            if options.per_topic is not None and made >= options.per_topic:
-                break
-            if (
-                options.per_conversation is not None
-                and max(used[pair[0]], used[pair[1]]) >= options.per_conversation
-            ):
-                continue
-            better, worse = sorted((by_id[i] for i in pair), key=_rating, reverse=True)
-            if better.messages[:position] == worse.messages[:position]:
-                ties += 1
-                continue
-            kept.append(_pair(topic, position, better, worse))
-            paired.update(pair)
-            used[pair[0]] += 1
-            used[pair[1]] += 1
-            made += 1
-    alone = {record.id for rated in pool.values() for record in rated} - paired
-    dropped += [Rejected(i, "no partner whose rating differs by min_gap", copy=True) for i in sorted(alone)]
-    return FilterResult(
-        _first(kept, options.limit, seed),
-        dropped,
-        {"identical windows": ties, "over the limit": _over(kept, options.limit)},
-    )
-
-
 def labelled_answers(
     records: Sequence[Conversation],
     count_tokens: CountTokens,
@@ -256,102 +164,6 @@ def labelled_answers(
     return FilterResult(
         _first(kept, options.limit, seed), dropped, {"over the limit": _over(kept, options.limit)}
     )
-
-
-def _best_against_worse(answers: Sequence[Conversation], dropped: list[Rejected]) -> list[Group]:
-    """Pairs of answers to one prompt: the best rated (first among ties) against each lower-rated one."""
-    prompts: dict[str, list[Conversation]] = defaultdict(list)
-    for record in answers:
-        prompts[prompt_digest(record.messages[: record.opening])].append(record)
-    pairs = []
-    for rated in prompts.values():
-        best = max(rated, key=_rating)
-        worse = [record for record in rated if _rating(record) < _rating(best)]
-        pairs += [
-            _given(
-                replace(
-                    best,
-                    id=f"{best.id}-{record.id}",
-                    rejected=record.messages,
-                    meta={**best.meta, "margin": _rating(best) - _rating(record)},
-                )
-            )
-            for record in worse
-        ]
-        alone = [record for record in rated if record is not best and record not in worse] + (
-            [] if worse else [best]
-        )
-        dropped += [
-            Rejected(record.id, "no other answer to its prompt is rated lower", copy=True) for record in alone
-        ]
-    return pairs
-
-
-def _rating(record: Conversation) -> float:
-    return record.rating if record.rating is not None else math.nan
-
-
-def _pair(topic: str, position: int, better: Conversation, worse: Conversation) -> Group:
-    gap = _rating(better) - _rating(worse)
-    name = hashlib.sha256(topic.encode()).hexdigest()[:8]
-    prompt = Prompt(
-        f"{name}-{position}-{better.id[:8]}-{worse.id[:8]}",
-        better.head,
-        source=better.source,
-        meta={"topic": topic, "position": position},
-    )
-    paths = tuple(
-        Trajectory(
-            record.messages[:position], meta={"conversation": record.id, "ratings": dict(record.ratings)}
-        )
-        for record in (better, worse)
-    )
-    return Group(prompt, paths, {"margin": [gap, gap], "rating": [_rating(better), _rating(worse)]})
-
-
-def _given(record: Conversation) -> Group:
-    prompt = Prompt(
-        record.id,
-        (*record.head, *record.messages[: record.opening]),
-        record.answer,
-        record.source,
-        _meta(record),
-    )
-    columns = {name: [float(record.meta[name])] * 2 for name in PAIR_COLUMNS if name in record.meta}
-    return Group(
-        prompt,
-        (Trajectory(record.messages[record.opening :]), Trajectory(record.rejected[record.opening :])),
-        columns,
-    )
-
-
-def _meta(record: Conversation) -> dict[str, Any]:
-    own: dict[str, Any] = dict(record.meta) | {"conversation": record.id}
-    if record.topic:
-        own["topic"] = record.topic
-    if record.rating is not None:
-        own["rating"] = record.rating
-    return own
-
-
-def prompt_digest(messages: Sequence[Message]) -> str:
-    """Digest of a prompt's roles and words, ignoring letter case and whitespace."""
-    turns = [[m["role"], " ".join(m["content"].lower().split())] for m in messages]
-    return hashlib.sha256(json.dumps(turns).encode()).hexdigest()
-
-
-def _first(groups: list[Group], limit: int | None, seed: int) -> list[Group]:
-    """At most `limit` groups, chosen by hash, in their original order."""
-    if limit is None or len(groups) <= limit:
-        return groups
-    order = sorted(
-        range(len(groups)), key=lambda i: hashlib.sha256(f"{seed} {groups[i].prompt.id}".encode()).digest()
-    )
-    return [groups[i] for i in sorted(order[:limit])]
-
-
-def _over(groups: list[Group], limit: int | None) -> int:
-    return max(0, len(groups) - limit) if limit is not None else 0
 
 
 BUILDERS: Mapping[str, Any] = {

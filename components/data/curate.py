@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +41,7 @@ from ratchet.components.data.builders import BUILDERS
 from ratchet.components.data.curation_report import pair_report, rating_report, write_quarantine
 from ratchet.components.data.decontaminate import decontaminate
 from ratchet.components.data.groups import save_table, write_groups
+from ratchet.components.data.lost_records import _refuse_loss
 from ratchet.components.data.mixture import mixed, read_sources, report_sources
 from ratchet.components.data.offered import NEEDS, default_shares, refuse_other_preferences, split_records
 from ratchet.components.data.published import TRAINING, home_of, wanted
@@ -54,7 +54,7 @@ from ratchet.components.data.records import (
 )
 from ratchet.components.data.splits import drop_near_duplicates
 from ratchet.components.data.statistics import kind_of, soundness, statistics
-from ratchet.components.errors import DataError, GateError
+from ratchet.components.errors import DataError
 from ratchet.components.piece import build
 from ratchet.components.recipes.conform import conform
 from ratchet.components.recipes.sections import Contexts, Data
@@ -240,8 +240,6 @@ def curate_records(
     return Curated(everything, records, parts, built, homes, steps, quarantine, early + warnings)
 
 
-WARN_LOST = 0.05
-"""Warn if more than this share of records is lost."""
 LONG = re.compile(r"too long|max_tokens")
 """Drop reasons that a larger `max_tokens` would avoid."""
 SOUND = {
@@ -273,35 +271,3 @@ def _sound(
             }
             dropped.append(Rejected(group.prompt.id, wrong, content))
     return kept, dropped
-
-
-def _refuse_loss(
-    dropped: Sequence[tuple[str, Rejected]],
-    records: int,
-    limit: float | None,
-    where: str,
-    file: Path | None,
-    remedy: str = "",
-) -> list[str]:
-    """`GateError` if more than `limit` (a share) of the records were lost, not counting duplicates; a warning
-    above `WARN_LOST`.
-    """
-    lost = Counter((stage, record.reason.partition(":")[0]) for stage, record in dropped if not record.copy)
-    worst = "; ".join(
-        f"{stage}: {reason} ({number / records:.1%})" for (stage, reason), number in lost.most_common(3)
-    )
-    message = f"{lost.total()} of {records} records ({lost.total() / max(1, records):.1%}) {where}"
-    if limit is not None and lost.total() > limit * records:
-        first = next(record for _, record in dropped if not record.copy)
-        raise GateError(
-            f"data.max_dropped: {message}, at most {limit:.1%} allowed; by step: {worst}. "
-            f"{f'See {file}' if file else f'The first is {first.id!r} ({first.reason})'}; "
-            f"{remedy or 'fix the data'}, "
-            "or raise data.max_dropped"
-        )
-    known = limit is None or limit > (Data.max_dropped or 1)  # the recipe explicitly allows this many
-    return (
-        [f"{message}; by step: {worst}{f'; {remedy}' if remedy else ''}"]
-        if lost.total() > WARN_LOST * records and not known
-        else []
-    )

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ratchet.components.data.builders import prompt_digest
+from ratchet.components.data.building import prompt_digest
 from ratchet.components.data.language_id import language_of
 from ratchet.components.data.near import near_earlier, shingles
 from ratchet.components.data.personal_data import scrubbed

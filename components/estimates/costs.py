@@ -25,7 +25,7 @@ from ratchet.components.estimates.memory import (
 from ratchet.components.estimates.rates import Rates, adapter_key
 from ratchet.components.estimates.shape import Shape
 from ratchet.components.piece import describe
-from ratchet.components.recipes.check_data import prompt_tokens
+from ratchet.components.recipes.check_models import prompt_tokens
 from ratchet.components.recipes.phases import section_at, sections
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.recipes.profile import Profile

@@ -9,8 +9,8 @@ from typing import Any
 from ratchet.components.estimates.memory import trained
 from ratchet.components.estimates.shape import Shape
 from ratchet.components.recipes.phases import sections
+from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.profile import Profile, engine_processes, gpus_per_engine
-from ratchet.components.recipes.recipe import plain
 from ratchet.components.recipes.schema import Recipe
 
 UTILISATION = 0.4  # assumed share of the stated FLOP/s in training and scoring (MFU)

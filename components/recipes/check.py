@@ -11,7 +11,8 @@ from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.evaluation.measured import ENDS, measured
 from ratchet.components.piece import describe
 from ratchet.components.recipes.check_arms import check_evaluation, check_gates
-from ratchet.components.recipes.check_data import check_kinds, check_model, check_splits, prompt_tokens
+from ratchet.components.recipes.check_data import check_kinds, check_splits
+from ratchet.components.recipes.check_models import check_model, prompt_tokens
 from ratchet.components.recipes.check_phases import check_phase_names, check_phases
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.profile import Profile

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 from urllib.parse import parse_qsl
 
 from ratchet.components.errors import DataError, RecipeError, SourceError, nearest
 from ratchet.components.piece import describe
 from ratchet.components.recipes.arms import arms
 from ratchet.components.recipes.check_fit import objectives_of_labels, objectives_of_pairs
-from ratchet.components.recipes.check_models import check_folder
+from ratchet.components.recipes.check_models import check_folder, check_model
 from ratchet.components.recipes.check_records import Checked, check_records, unread
 from ratchet.components.recipes.check_warnings import unused_reward_models
 from ratchet.components.recipes.phases import sections
@@ -21,7 +20,6 @@ from ratchet.components.recipes.reward_models import certified
 from ratchet.components.recipes.schema import Groups, Learn, Recipe, Reward, Sft
 from ratchet.components.recipes.sections import DataSource
 from ratchet.components.recipes.splits import (
-    KINDS,
     PAIRS,
     SHARES,
     SINGLE,
@@ -147,53 +145,6 @@ def _at(where: str) -> Iterator[None]:
         yield
     except (SourceError, DataError) as error:
         raise type(error)(f"{where}: {error}") from None
-
-
-def check_model(recipe: Recipe, config: Mapping[str, Any], where: str) -> None:
-    """Layers and lengths in the recipe fit a policy with this config.json. Raises `RecipeError`."""
-    config = config.get("text_config") or config
-    layers, window = config.get("num_hidden_layers"), config.get("max_position_embeddings")
-    wanted = {}
-    for phase in sections(recipe):
-        if fit := getattr(phase.section, "fit", None):
-            kept = getattr(phase.section, "layers", None)  # a reward model keeps the first layers
-            most = min(kept or layers, layers) if layers else layers
-            wanted |= {
-                f"{phase.where}.fit.adapter.count": (fit.adapter.get("count", 0), most),
-                f"{phase.where}.fit.adapter.rank": (fit.adapter.get("rank", 0), config.get("hidden_size")),
-            }
-    for key, (count, most) in wanted.items():
-        if most is not None and count > most:
-            what = "a hidden size of" if key.endswith("rank") else "layers:"
-            raise RecipeError(
-                f"{key}: got {count}, but the model has {what} {most} ({where}); expected {most} or fewer"
-            )
-    answers = {}
-    for phase in sections(recipe):
-        rollout = getattr(phase.section, "rollout", None) or {}
-        for option in ("max_tokens", "max_length"):  # of an answer, and of an episode of several
-            if option in rollout:
-                answers[f"{phase.where}.rollout.{option}"] = (phase.section.data, rollout[option])
-    for name, arm in arms(recipe).items():
-        at = f"evaluate.arms.{name}.rollout" if recipe.evaluate and recipe.evaluate.arms else "evaluate"
-        for option in {"max_tokens", "max_length"} & set(arm.rollout):
-            answers[f"{at}.{option}"] = (arm.data, arm.rollout[option])
-    for key, (data, answer) in answers.items():
-        prompt = prompt_tokens(recipe, data)
-        if window is not None and prompt is not None and prompt + answer > window:
-            raise RecipeError(
-                f"{key}: got {answer}, which with the longest prompt (data.{data}.max_tokens: {prompt}) "
-                "exceeds the model's context length of "
-                f"{window} tokens ({where}); expected {max(0, window - prompt)} or fewer"
-            )
-
-
-def prompt_tokens(recipe: Recipe, data: str) -> int | None:
-    """Most tokens of a prompt of a split, or of the split behind the groups of a phase. None if unknown."""
-    for phase in reversed(sections(recipe)):
-        if isinstance(phase.section, Groups) and data in phase.makes and phase.section.data != data:
-            return prompt_tokens(recipe, phase.section.data)
-    return recipe.data.of(data).max_tokens if kind_of(data) in KINDS else None
 
 
 def check_splits(recipe: Recipe) -> None:

@@ -5,16 +5,14 @@ what is read, what the splits get, what is lost.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from ratchet.components.errors import DataError, GateError, RecipeError
-from ratchet.components.recipes.check_warnings import equal_labels
+from ratchet.components.recipes.check_warnings import _markup, equal_labels
 from ratchet.components.recipes.schema import Recipe
 from ratchet.components.recipes.sections import Data
 from ratchet.components.recipes.splits import PROMPT_SECTIONS, kind_of
@@ -139,12 +137,10 @@ def check_records(recipe: Recipe, read: set[str], show: int = 0) -> Checked:
             )
             _check_answers(recipe, made.splits)
             warnings = _sizes(data, made.splits, len(parsed.kept) + len(parsed.dropped), sure=most is None)
-        except (DataError, RecipeError, GateError) as error:
-            if most is not None:
-                continue
-            if isinstance(error, DataError) and (hint := _other_layout(data, paths)):
-                raise type(error)(f"{error}; {hint}") from None
-            raise
+        except (DataError, RecipeError, GateError):
+            if most is None:
+                raise
+            continue
         files = [
             file
             for path, source in zip(paths, data.every_source, strict=True)
@@ -181,55 +177,6 @@ def check_records(recipe: Recipe, read: set[str], show: int = 0) -> Checked:
             },
         )
     raise AssertionError("not reached: the second pass returns or raises")
-
-
-def _other_layout(data: Data, paths: Sequence[Path]) -> str:
-    """A hint if a source that names its parser, or whose base does, has rows in another layout."""
-    from ratchet.components.data.parsing import layout_of
-
-    for source, path in zip(data.every_source, paths, strict=True):
-        named = source.parser if isinstance(source.parser, str) else source.parser["name"]
-        found = "" if named == "auto" or source.columns else layout_of(path)
-        if found and found != named:
-            return (
-                f"data.parser is {named!r}, in the recipe or from its base, but the rows are in the layout "
-                f"{found!r}: write `parser: auto`"
-            )
-    return ""
-
-
-MARKUP = re.compile(
-    r"<\|(?:im_start|im_end|endoftext|begin_of_text|start_header_id|end_header_id|eot_id|end|system|user"
-    r"|assistant)\|>|<(?:start|end)_of_turn>|\[/?INST\]|</s>"
-)
-"""Special tokens of chat templates in use."""
-
-
-def _markup(splits: Mapping[str, Sequence[Group]]) -> list[str]:
-    """A warning if texts contain special tokens: only the template of the model opens and closes turns."""
-    groups = [group for part in splits.values() for group in part]
-    marked = [
-        marks
-        for group in groups
-        if (
-            marks := MARKUP.findall(
-                "\n".join(
-                    m["content"]
-                    for messages in (group.prompt.messages, *(path.messages for path in group.trajectories))
-                    for m in messages
-                )
-            )
-        )
-    ]
-    if not marked:
-        return []
-    counts = Counter(mark for marks in marked for mark in marks)
-    names = ", ".join(repr(name) for name, _ in counts.most_common(3))
-    return [
-        f"data: {len(marked):,} of {len(groups):,} groups contain special tokens of a chat template, "
-        f"{names}, which are encoded as text and open or close no turn; where they are left over from a "
-        "rendered conversation, take them out, or read the column with the parser `text`"
-    ]
 
 
 def _example(split: str, group: Group) -> Example:

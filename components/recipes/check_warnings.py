@@ -4,6 +4,8 @@ nothing, settings of another model.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -49,7 +51,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def equal_labels(recipe: Recipe, splits: Mapping[str, Sequence[Group]]) -> list[str]:
-    """A warning for each split with one label only, from which an objective such as KTO learns."""
+    """A warning for each split with one label only, from which an objective on single answers learns."""
     warnings = []
     for phase in sections(recipe):
         groups = splits.get(getattr(phase.section, "data", None) or "", ())
@@ -95,3 +97,37 @@ def _inherited(raw: Any, base: Any, where: str) -> Iterator[str]:
             yield from _inherited(own if isinstance(own, Mapping) else {}, value, at)
         elif key in SIZED and key not in raw and not isinstance(value, Mapping):
             yield f"{at} {value:g}" if isinstance(value, int | float) else f"{at} {value}"
+
+
+MARKUP = re.compile(
+    r"<\|(?:im_start|im_end|endoftext|begin_of_text|start_header_id|end_header_id|eot_id|end|system|user"
+    r"|assistant)\|>|<(?:start|end)_of_turn>|\[/?INST\]|</s>"
+)
+"""Special tokens of chat templates in use."""
+
+
+def _markup(splits: Mapping[str, Sequence[Group]]) -> list[str]:
+    """A warning if texts contain special tokens: only the template of the model opens and closes turns."""
+    groups = [group for part in splits.values() for group in part]
+    marked = [
+        marks
+        for group in groups
+        if (
+            marks := MARKUP.findall(
+                "\n".join(
+                    m["content"]
+                    for messages in (group.prompt.messages, *(path.messages for path in group.trajectories))
+                    for m in messages
+                )
+            )
+        )
+    ]
+    if not marked:
+        return []
+    counts = Counter(mark for marks in marked for mark in marks)
+    names = ", ".join(repr(name) for name, _ in counts.most_common(3))
+    return [
+        f"data: {len(marked):,} of {len(groups):,} groups contain special tokens of a chat template, "
+        f"{names}, which are encoded as text and open or close no turn; where they are left over from a "
+        "rendered conversation, take them out, or read the column with the parser `text`"
+    ]

@@ -10,10 +10,10 @@ from ratchet.components.data.verifiers import verifiers
 from ratchet.components.recipes.arms import PlannedArm, arms
 from ratchet.components.recipes.check_data import read_splits
 from ratchet.components.recipes.phases import phases
+from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.plan_phases import plan_phase
 from ratchet.components.recipes.planner import Planner, Stage
 from ratchet.components.recipes.profile import Profile
-from ratchet.components.recipes.recipe import plain
 from ratchet.components.recipes.reward_models import certified, reward_models, scoring_models
 from ratchet.components.recipes.schema import Recipe
 from ratchet.components.recipes.source_keys import our_sources, source_digest, starts

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ratchet.components.piece import describe
+from ratchet.components.recipes.changed_rounds import for_round
 from ratchet.components.recipes.phases import Phase, asks_people, initial_phase, selectors
+from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.planner import Planner, pick
-from ratchet.components.recipes.recipe import for_round, plain
 from ratchet.components.recipes.reward_models import certified
 from ratchet.components.recipes.schema import (
     Demonstrate,

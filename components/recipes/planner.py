@@ -9,8 +9,8 @@ from typing import Any, Literal
 from ratchet.components.errors import RecipeError
 from ratchet.components.piece import describe
 from ratchet.components.recipes.phases import Phase
+from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.profile import Profile
-from ratchet.components.recipes.recipe import plain
 from ratchet.components.recipes.schema import Recipe, Spec
 from ratchet.components.recipes.source_keys import source_digest
 from ratchet.components.storage.definitions import Sources

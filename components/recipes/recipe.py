@@ -16,16 +16,17 @@ from typing import Any
 import yaml
 
 from ratchet.components.errors import RecipeError, nearest, secret_in
+from ratchet.components.recipes.changed_rounds import _changed_rounds
 from ratchet.components.recipes.check import check, check_window
 from ratchet.components.recipes.check_warnings import of_the_tiny_model
 from ratchet.components.recipes.conform import conform
-from ratchet.components.recipes.correction import corrected, corrected_again
-from ratchet.components.recipes.defaults import section_with_defaults, with_defaults
+from ratchet.components.recipes.correction import corrected
+from ratchet.components.recipes.defaults import with_defaults
 from ratchet.components.recipes.merging import merge
-from ratchet.components.recipes.phases import sections
+from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.ranges import Count
-from ratchet.components.recipes.schema import SCHEMA, Online, Recipe
+from ratchet.components.recipes.schema import SCHEMA, Recipe
 from ratchet.components.recipes.schema_claim import START, ZERO
 from ratchet.components.recipes.smoke import limited
 from ratchet.components.recipes.yaml_files import folder, parse_yaml, read_yaml, shipped
@@ -244,17 +245,6 @@ def refuse_secrets(value: Any, where: str = "") -> None:
         )
 
 
-def plain(value: Any) -> Any:
-    """Dataclasses, mappings and sequences as plain dicts and lists, for hashing, YAML and child processes."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
-    return value
-
-
 def _read(path: Path) -> dict[str, Any]:
     raw = read_yaml(path, f"no recipe file at {path}; `ratchet recipes list` names the ones that ship")
     if raw is None:
@@ -278,38 +268,3 @@ def _override(text: str) -> dict[str, Any]:
     for part in reversed(key.split(".")):
         nested = {part: nested}
     return nested
-
-
-def for_round(online: Online, number: int, section: str = "online") -> Online:
-    """The section as applied in round `number`: `by_round: {2: {fit: {learning_rate: 1e-5}}}` changes round 2
-    only. `section`: its path in the recipe.
-    """
-    change = online.by_round.get(str(number), {})
-    if not change:
-        return online
-    where = f"{section}.by_round.{number}"
-    merged = conform(Online, merge(plain(online), change), where)
-    return corrected_again(section_with_defaults(merged, where), online)
-
-
-def _changed_rounds(recipe: Recipe) -> dict[str, dict[str, Online]]:
-    """The section of each round with changes, by its path, of each online phase by its path."""
-    found: dict[str, dict[str, Online]] = {}
-    for phase in sections(recipe):
-        if not isinstance(online := phase.section, Online):
-            continue
-        for number in online.by_round:
-            if (
-                not str(number).isdigit()
-                or not 1 <= int(number) <= online.rounds
-                or online.cadence != "round"
-            ):
-                raise RecipeError(
-                    f"{phase.where}.by_round: round {number} does not exist; the recipe has rounds 1 to "
-                    f"{online.rounds}"
-                )
-        found[phase.where] = {
-            f"{phase.where}.by_round.{number}": for_round(online, int(number), phase.where)
-            for number in online.by_round
-        }
-    return found

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.components.piece import ROOT, SLOTS, catalogue
-from ratchet.components.recipes.recipe import plain
+from ratchet.components.recipes.plain_values import plain
 from ratchet.components.stages import STAGES
 from ratchet.components.storage.definitions import Sources
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from ratchet.components.errors import FATAL
+
 PREFIX = "ratchet."
 PACKAGES = ("components", "tasks", "flows")
 PURE = {
@@ -27,13 +29,6 @@ PURE = {
 is imported.
 """
 ERRORS = f"{PREFIX}components.errors"
-FATAL = {
-    "RecipeError", "SourceError", "ContractError", "TrainingError", "HealthError", "StoreError",
-    "DamageError", "SandboxError", "BusyError", "ServiceError", "StageError",
-}  # fmt: skip
-"""Errors of ours that end a stage, so that their messages are in no output. `DataError` may also end one row,
-whose reason the output names.
-"""
 BUILDS = (("build",), ("describe",), ("resolve",))  # functions that take a piece name
 SILENT = ("ctx", "type_comment", "kind", "type_ignores")  # AST fields without semantics
 Function = ast.FunctionDef | ast.AsyncFunctionDef

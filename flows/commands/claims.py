@@ -35,7 +35,7 @@ def claims(
     """Check the claims of recipes: the recipe and its baselines with several seeds, on warm processes.
     Finished stages are not run again. Prints each effect with its interval: holds, does not hold, undecided.
     """
-    from ratchet.components.recipes.recipe import plain
+    from ratchet.components.recipes.plain_values import plain
     from ratchet.flows.claim_records import claiming, freshness, read, write
     from ratchet.flows.display import open_console
 

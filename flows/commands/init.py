@@ -120,7 +120,8 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing recipe.")] = False,
 ) -> None:
     """Detect the layout of a data file and write a commented, checked recipe for it."""
-    from ratchet.components.data.parsing import layout_of, parse
+    from ratchet.components.data.choose_parser import layout_of
+    from ratchet.components.data.parsing import parse
     from ratchet.components.recipes.check_data import check_files
     from ratchet.components.recipes.recipe import load
     from ratchet.components.storage.store import write_atomic

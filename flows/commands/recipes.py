@@ -55,7 +55,8 @@ def explain(recipe: RecipeName, set: Set = [], profile: ProfileOption = None, as
     """Print a recipe with every default written out, its derived batch sizes and token counts, and what it
     is: paper, pieces, equation, its difference from its base, and what was measured of its claim.
     """
-    from ratchet.components.recipes.recipe import dump, load, plain
+    from ratchet.components.recipes.plain_values import plain
+    from ratchet.components.recipes.recipe import dump, load
     from ratchet.flows.catalogue import details, summary
     from ratchet.flows.claim_records import read
     from ratchet.flows.display import open_console
@@ -95,7 +96,8 @@ def check_recipes(
     """
     from ratchet.components.recipes.check_data import check_files
     from ratchet.components.recipes.check_records import Checked
-    from ratchet.components.recipes.recipe import inherited_sizes, load, names, plain
+    from ratchet.components.recipes.plain_values import plain
+    from ratchet.components.recipes.recipe import inherited_sizes, load, names
     from ratchet.tasks.registry.registry_sources import resolved
 
     reports: dict[str, Checked] = {}

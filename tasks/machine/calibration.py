@@ -23,9 +23,9 @@ from ratchet.components.estimates.costs import Cost, Split, estimate
 from ratchet.components.estimates.rates import Rates, adapters, stated_rates
 from ratchet.components.estimates.shape import Shape, read_shape, shape_of, tiny_shape
 from ratchet.components.recipes.phases import sections
+from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.plan import source_digest
 from ratchet.components.recipes.profile import Hardware, Profile
-from ratchet.components.recipes.recipe import plain
 from ratchet.components.recipes.schema import Learn, Online, Reward
 from ratchet.components.storage.store import digest, read_manifest, write_atomic
 from ratchet.tasks.machine.provenance import machine, packages

@@ -23,8 +23,8 @@ from urllib.parse import unquote, urlparse
 import yaml
 
 from ratchet.components.errors import SourceError, StoreError, nearest
+from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.profile import Profile
-from ratchet.components.recipes.recipe import plain
 from ratchet.components.recipes.schema import Recipe, Source
 from ratchet.components.stages.fetch import REGISTRY
 from ratchet.components.storage.store import MANIFEST, digest

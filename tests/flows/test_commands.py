@@ -291,7 +291,8 @@ def test_a_profile_of_this_machine_is_measured_and_each_stage_priced(
 
     import yaml
 
-    from ratchet.components.recipes.recipe import load_profile, plain
+    from ratchet.components.recipes.plain_values import plain
+    from ratchet.components.recipes.recipe import load_profile
     from ratchet.tasks.machine import calibration
     from ratchet.tasks.machine.provenance import machine
 

@@ -7,15 +7,12 @@ from collections import Counter
 import pyarrow.parquet as pq
 import pytest
 
-from ratchet.components.data.builders import (
-    conversation_groups,
-    preference_pairs,
-    prompt_digest,
-    prompt_groups,
-)
+from ratchet.components.data.builders import conversation_groups, prompt_groups
+from ratchet.components.data.building import prompt_digest
 from ratchet.components.data.curate import curate
 from ratchet.components.data.curation_report import pair_report, rating_report
 from ratchet.components.data.groups import read_groups
+from ratchet.components.data.pair_builders import preference_pairs
 from ratchet.components.data.records import Conversation
 from ratchet.components.data.sources import digest, fetch
 from ratchet.components.data.splits import drop_near_duplicates, split, split_key

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ratchet.components.data.builders import conversation_groups, preference_pairs, prompt_groups
+from ratchet.components.data.builders import conversation_groups, prompt_groups
 from ratchet.components.data.groups import write_groups
+from ratchet.components.data.pair_builders import preference_pairs
 from ratchet.components.data.parsing import parse
 from ratchet.components.errors import DataError, RecipeError
 from ratchet.components.piece import catalogue

@@ -8,7 +8,8 @@ import pytest
 from ratchet.components.errors import RecipeError
 from ratchet.components.evaluation.gates import check_gates
 from ratchet.components.evaluation.health import RULES, check
-from ratchet.components.recipes.recipe import load, plain
+from ratchet.components.recipes.plain_values import plain
+from ratchet.components.recipes.recipe import load
 
 FLAT = {
     "win_rate.mean": 0.6,

@@ -15,8 +15,8 @@ from ratchet.components.inference.agreement import Gap, gap, require_agreement
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models.load import load_policy, load_tokenizer, save_model
 from ratchet.components.models.tiny import train_tiny
+from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.profile import Profile, Vllm
-from ratchet.components.recipes.recipe import plain
 from ratchet.components.types import Group, Prompt, Request, Trajectory
 
 

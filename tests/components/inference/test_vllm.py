@@ -35,9 +35,10 @@ from ratchet.components.models.load import load_model, load_policy, load_tokeniz
 from ratchet.components.models.tiny import train_tiny
 from ratchet.components.models.value import FILE as VALUE_HEAD
 from ratchet.components.recipes.correction import corrected
+from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.plan import plan
 from ratchet.components.recipes.profile import Profile, Vllm
-from ratchet.components.recipes.recipe import load, plain
+from ratchet.components.recipes.recipe import load
 from ratchet.components.stages import progress
 from ratchet.components.stages.job import Job
 from ratchet.components.stages.run import as_request, execute

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.components.data.builders import preference_pairs
 from ratchet.components.data.groups import read_groups
+from ratchet.components.data.pair_builders import preference_pairs
 from ratchet.components.data.parsing import parse
 from ratchet.components.errors import DataError
 from ratchet.components.labels.datasets import export, items_of, pairs_of, planted_items, repeated

@@ -25,8 +25,8 @@ from ratchet.components.models.forward import reward_states
 from ratchet.components.models.load import load_model, load_tokenizer, new_reward, save_model
 from ratchet.components.models.tiny import train_tiny
 from ratchet.components.pieces.adapters.lora import lora
+from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.profile import Profile, Vllm
-from ratchet.components.recipes.recipe import plain
 from ratchet.components.training.packing import pack
 from ratchet.components.training.torch import TorchLearner
 from ratchet.components.types import Group, Prompt, Request, Trajectory

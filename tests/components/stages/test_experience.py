@@ -13,8 +13,8 @@ from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models import products
 from ratchet.components.models.load import load_tokenizer, new_reward, save_model
 from ratchet.components.pieces.rewards.reward_model import reward_model
+from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.profile import Profile
-from ratchet.components.recipes.recipe import plain
 from ratchet.components.stages.experience import context_of, select
 from ratchet.components.stages.job import Job, run_job
 from ratchet.components.storage.store import Workspace

@@ -10,8 +10,8 @@ import pytest
 
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models.tiny import train_tiny
+from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.profile import Profile, Vllm, engine_processes
-from ratchet.components.recipes.recipe import plain
 from ratchet.components.stages import shards
 from ratchet.components.stages.shards import ShardedEngine, sharded_engine, sharding
 from ratchet.components.stages.slices import split

@@ -18,8 +18,8 @@ from ratchet.components.errors import ContractError, HealthError
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models import products
 from ratchet.components.models.load import load_policy, load_tokenizer, save_model
+from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.profile import Profile
-from ratchet.components.recipes.recipe import plain
 from ratchet.components.stages.probe import probe, verify_saved
 from ratchet.components.stages.run import as_request, execute
 from ratchet.components.stages.watch import ENOUGH, Health

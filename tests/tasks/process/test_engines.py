@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from ratchet.components.errors import SourceError, StageError
+from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.plan import plan
 from ratchet.components.recipes.profile import Profile
-from ratchet.components.recipes.recipe import load, plain
+from ratchet.components.recipes.recipe import load
 from ratchet.components.stages.run import as_request
 from ratchet.components.types import Artifact
 from ratchet.tasks.process.engines import engines_of, shared_bytes, threads_per_engine

@@ -24,7 +24,8 @@ import pytest
 
 from ratchet.components.errors import StageError
 from ratchet.components.models.load import load_policy
-from ratchet.components.recipes.recipe import load, plain
+from ratchet.components.recipes.plain_values import plain
+from ratchet.components.recipes.recipe import load
 from ratchet.components.stages.run import as_request
 from ratchet.components.types import Artifact
 from ratchet.tasks.process.joining import jobs, rejection_reason

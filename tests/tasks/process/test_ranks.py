@@ -23,9 +23,10 @@ import pytest
 from ratchet.components.errors import ContractError, RatchetError, RecipeError, StageError, TrainingError
 from ratchet.components.models.load import load_policy
 from ratchet.components.recipes.conform import conform
+from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.plan import plan
 from ratchet.components.recipes.profile import Profile
-from ratchet.components.recipes.recipe import load, plain
+from ratchet.components.recipes.recipe import load
 from ratchet.components.stages.run import as_request
 from ratchet.components.storage.store import RunDirectory, Store
 from ratchet.components.training import ranks

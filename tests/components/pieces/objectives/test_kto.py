@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ratchet.components.data.builders import labelled_answers, preference_pairs
+from ratchet.components.data.builders import labelled_answers
 from ratchet.components.data.curate import curate
 from ratchet.components.data.groups import read_groups, write_groups
+from ratchet.components.data.pair_builders import preference_pairs
 from ratchet.components.data.parsing import parse
 from ratchet.components.errors import DataError, TrainingError
 from ratchet.components.piece import build

@@ -1,0 +1,67 @@
+"""Digests of the plans and of the outputs of some stages of recipes, with the code of the checkout that
+PYTHONPATH names (see `carry_claims`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ratchet.components.recipes.plan import plain
+from ratchet.flows.claim_records import profile_of
+from ratchet.tasks.pipeline import Pipeline
+
+DATED = ("manifest.json", "data_docs")
+"""Files and folders of an output that have a date in them and that no later stage reads."""
+
+
+def outputs(home: Path, wanted: Mapping[str, Sequence[str]], seeds: int) -> dict[str, dict[str, str]]:
+    """SHA-256 of the files of stages ("recipe seed stage" -> file -> digest), and of each plan ("recipe
+    seed"), for seeds 0 and up. `wanted`: recipe -> stages to make, with what they need. A stage that several
+    recipes or seeds share is read once.
+    """
+    known: dict[str, dict[str, str]] = {}
+    found: dict[str, dict[str, str]] = {}
+    for recipe, stages in wanted.items():
+        for seed in range(seeds):
+            pipeline = Pipeline.open(
+                recipe, home=home, overrides=[f"seed={seed}"], profile=profile_of(recipe)
+            )
+            found[f"{recipe} {seed}"] = {"plan": _plan(pipeline)}
+            for name in stages:
+                key = pipeline.stages[name].key
+                if key not in known:
+                    known[key] = digests(_made(pipeline, name))
+                found[f"{recipe} {seed} {name}"] = known[key]
+    return found
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of the files of an output, but for those with a date."""
+    return {
+        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and file.relative_to(folder).parts[0] not in DATED
+    }
+
+
+def _plan(pipeline: Pipeline) -> str:
+    """Digest of what every stage is given, but for the copy of the whole recipe that `evaluate` has."""
+    given = {
+        stage.name: [stage.does, dict(stage.inputs), {**plain(stage.options), "resolved": ""}]
+        for stage in pipeline.stages.values()
+    }
+    return hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _made(pipeline: Pipeline, name: str) -> Path:
+    for needed in pipeline.stages[name].inputs.values():
+        _made(pipeline, needed)
+    return pipeline.make(name).path
+
+
+if __name__ == "__main__":
+    print("RESULT " + json.dumps(outputs(Path(sys.argv[1]), json.loads(sys.argv[3]), int(sys.argv[2]))))

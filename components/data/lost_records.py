@@ -1,0 +1,48 @@
+"""How many records curation may lose before the run stops, or warns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from ratchet.components.data.records import (
+    Rejected,
+)
+from ratchet.components.errors import GateError
+from ratchet.components.recipes.sections import Data
+
+WARN_LOST = 0.05
+"""Warn if more than this share of records is lost."""
+
+
+def _refuse_loss(
+    dropped: Sequence[tuple[str, Rejected]],
+    records: int,
+    limit: float | None,
+    where: str,
+    file: Path | None,
+    remedy: str = "",
+) -> list[str]:
+    """`GateError` if more than `limit` (a share) of the records were lost, not counting duplicates; a warning
+    above `WARN_LOST`.
+    """
+    lost = Counter((stage, record.reason.partition(":")[0]) for stage, record in dropped if not record.copy)
+    worst = "; ".join(
+        f"{stage}: {reason} ({number / records:.1%})" for (stage, reason), number in lost.most_common(3)
+    )
+    message = f"{lost.total()} of {records} records ({lost.total() / max(1, records):.1%}) {where}"
+    if limit is not None and lost.total() > limit * records:
+        first = next(record for _, record in dropped if not record.copy)
+        raise GateError(
+            f"data.max_dropped: {message}, at most {limit:.1%} allowed; by step: {worst}. "
+            f"{f'See {file}' if file else f'The first is {first.id!r} ({first.reason})'}; "
+            f"{remedy or 'fix the data'}, "
+            "or raise data.max_dropped"
+        )
+    known = limit is None or limit > (Data.max_dropped or 1)  # the recipe explicitly allows this many
+    return (
+        [f"{message}; by step: {worst}{f'; {remedy}' if remedy else ''}"]
+        if lost.total() > WARN_LOST * records and not known
+        else []
+    )
