@@ -56,7 +56,8 @@ class Display:
         self.live: Progress | None = None
         self.task: Any = None
         self.last_print = 0.0
-        self.first: tuple[Any, ...] = ()  # unit, total, step and time of the stage's first progress line
+        self.began = 0.0  # wall-clock time at which this attempt of the stage started
+        self.first: tuple[Any, ...] = ()  # unit, total, step and time of the attempt's first progress line
 
     def __enter__(self) -> Display:
         if self.console.is_terminal:
@@ -81,7 +82,7 @@ class Display:
             self.live.stop()
 
     def started(self, stage: Stage, metrics: Path) -> None:
-        self.last_print, self.first = time.monotonic(), ()
+        self.last_print, self.began, self.first = time.monotonic(), time.time(), ()
         if self.live:
             self.task = self.live.add_task(stage.title, total=None, count="", note="")
         else:
@@ -113,6 +114,8 @@ class Display:
     def _pace(self, line: Mapping[str, Any]) -> list[str]:
         """Rate since this attempt's first count, and the estimated time left; empty while unknown."""
         now, step, of = line.get("time", time.time()), line["step"], line.get("of")
+        if now < self.began:  # a step of an earlier attempt
+            return []
         if self.first[:2] != (line.get("unit"), of):
             self.first = (line.get("unit"), of, step, now)
         done, seconds = step - self.first[2], now - self.first[3]

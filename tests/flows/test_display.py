@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,8 @@ def test_progress_fits_80_columns() -> None:
     console = Console(file=io.StringIO(), width=80, force_terminal=True)
     with Display(console) as display:
         display.started(Stage("optimise_3", "optimise", "weights", {}), Path())
-        for step, seconds in ((10, 0.0), (40, 60.0)):
+        now = time.time()
+        for step, seconds in ((10, now + 1), (40, now + 61)):
             display.progressed(
                 Stage("optimise_3", "optimise", "weights", {}),
                 {
@@ -147,17 +149,15 @@ def test_resumed_stage_shows_its_step(capsys: pytest.CaptureFixture[str], tmp_pa
         (tmp_path / "progress" / f"checkpoint-{step}").mkdir(parents=True)
     with Display(open_console()) as display:
         display.started(Stage("sft", "sft", "weights", {}), tmp_path / "product" / "metrics.jsonl")
-        display.last_print -= 60
-        display.progressed(
-            Stage("sft", "sft", "weights", {}), {"step": 41, "of": 60, "time": 0.0, "metrics": {}}
-        )
-        display.last_print -= 60
-        display.progressed(
-            Stage("sft", "sft", "weights", {}), {"step": 51, "of": 60, "time": 5.0, "metrics": {}}
-        )
+        now = time.time()
+        for step, seconds in ((40, -600), (41, 1), (51, 6)):  # the first is of an earlier attempt
+            display.last_print -= 60
+            line = {"step": step, "of": 60, "time": now + seconds, "metrics": {}}
+            display.progressed(Stage("sft", "sft", "weights", {}), line)
     assert capsys.readouterr().out.splitlines() == [
         "sft: started",
         "sft: continues at step 40",
+        "sft: step 40 of 60",
         "sft: step 41 of 60",
         "sft: step 51 of 60  2/s, 0:00:04 left",
     ]
