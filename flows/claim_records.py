@@ -149,9 +149,8 @@ def key_of(recipe: str, arms: Arms | None = None) -> str:
     arms = arms or Arms()
     claim = load(recipe)[0].claim
     assert claim is not None, "only for recipes with a claim"
-    wanted = {
-        name: value for name, value in plain(claim).items() if name not in ("testbed", "changed", "max_seeds")
-    }
+    unused = {"testbed", "changed", "max_seeds"} | (set() if claim.first_seed else {"first_seed"})
+    wanted = {name: value for name, value in plain(claim).items() if name not in unused}
     compared = [recipe, *claim.recipes]
     return digest([wanted, [arms[one] for one in compared]])[:16]
 

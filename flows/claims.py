@@ -98,7 +98,8 @@ class Check:
 
     @property
     def seeds(self) -> range:
-        return range(self.counts[self.look - 1])
+        first = self.claim.first_seed
+        return range(first, first + self.counts[self.look - 1])
 
     @property
     def arms(self) -> list[str]:

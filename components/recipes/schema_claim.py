@@ -30,7 +30,8 @@ class Claim:
     direction: Literal["higher", "lower"] = "higher"  # of the claimed difference
     at_least: NotNegative = 0.0  # smallest effect of interest: the whole interval must lie beyond it
     seeds: Count = 3  # number of seeds of the first look
-    max_seeds: Count | None = None  # seeds are added up to this while undecided; null: 8
+    max_seeds: Count | None = None  # seeds are added up to this while undecided; null: 8, or `seeds` if more
+    first_seed: Natural = 0  # a second check of an undecided claim uses seeds that the first did not
     # prompt: paired by seed and prompt; seed: one number per seed; curve: one number per training curve
     per: Literal["prompt", "seed", "curve"] = "prompt"
     level: Finite | None = None  # with `per: curve`: number of logged steps to reach it; null: their mean

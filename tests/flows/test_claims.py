@@ -379,6 +379,12 @@ def test_a_killed_check_continues_and_shared_stages_are_made_once(
     assert claims.check_claims(["rloo"], home=tmp_path) == [found] and not again.made
 
 
+def test_a_second_check_uses_other_seeds_and_looks_once() -> None:
+    check = claims._check("rloo", None)
+    assert check.claim.first_seed == 8 and check.counts == [16]
+    assert list(check.seeds) == list(range(8, 24))
+
+
 @pytest.mark.slow  # a minute: preloading torch in the fork server and eight stages
 def test_claims_run_on_warm_workers_and_again_from_the_store(
     fresh_home: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
