@@ -64,7 +64,9 @@ def test_the_largest_difference_decides_alone(told: Stated, expected: int) -> No
 
 
 def test_a_tenth_of_the_training_labels_is_wrong_and_none_of_the_test_split(rows: list) -> None:
-    labels = {split: Counter(label(row) for row in rows if row["split"] == split) for split in ("train", "test")}
+    labels = {
+        split: Counter(label(row) for row in rows if row["split"] == split) for split in ("train", "test")
+    }
     assert labels["train"][-1] / 2000 == pytest.approx(0.1, abs=0.03) and not labels["train"][0]
     assert labels["test"] == {1: 192}
 
