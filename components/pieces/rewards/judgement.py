@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from string import ascii_uppercase
 
 from ratchet.components.piece import each, piece
 from ratchet.components.types import Prompt, Trajectory
@@ -18,8 +19,8 @@ def scores_of(text: str, answers: int) -> dict[str, int] | None:
     ({'A': 5, 'B': 9}, None, None)
     """
     found = {letter: int(score) for letter, score in SCORE.findall(text)}
-    wanted = {chr(ord("A") + i) for i in range(answers)}
-    return found if set(found) == wanted and all(1 <= score <= 10 for score in found.values()) else None
+    complete = set(found) == set(ascii_uppercase[:answers])
+    return found if complete and all(1 <= score <= 10 for score in found.values()) else None
 
 
 def picks(totals: dict[str, int], answer: str) -> bool:
@@ -30,10 +31,10 @@ def picks(totals: dict[str, int], answer: str) -> bool:
 def task_of(prompt: Prompt) -> tuple[str, int]:
     """Letter of the right answer and number of answers. `ValueError` without them."""
     count = prompt.meta.get("answers")
-    if not isinstance(count, int) or prompt.answer is None or not 0 <= ord(prompt.answer) - ord("A") < count:
+    if not isinstance(count, int) or prompt.answer not in [*ascii_uppercase[:count]]:
         raise ValueError(
-            f"prompt {prompt.id!r} needs the letter of its right answer in `answer` and the number of answers "
-            f"in meta['answers'], got {prompt.answer!r} and {count!r}; use the testbed `judge_tasks`"
+            f"prompt {prompt.id!r} needs the letter of the right answer as its answer and the number of "
+            f"answers in meta['answers'], got {prompt.answer!r} and {count!r}; use the testbed `judge_tasks`"
         )
     return prompt.answer, count
 
@@ -41,9 +42,10 @@ def task_of(prompt: Prompt) -> tuple[str, int]:
 @piece(writes=("reward.judgement", "reward.judgement.status"), paper="arXiv:2504.02495")
 @each
 def judgement(prompt: Prompt, trajectory: Trajectory) -> float:
-    """1 if the right answer, `prompt.answer`, has a strictly higher score than each other answer (section
-    3.2, equation 5), else -1: a tie, a wrong answer first, a score out of 1 to 10 or missing. A judgement
-    has a part for each lettered answer with its score, "A: rain. 5. B: rain? 9."; the rest is free.
+    """1 if the right answer, `prompt.answer`, has a strictly higher score than each other answer (the rule of
+    SPCT's online RL), else -1: for a tie, a higher score of another, a score out of 1 to 10 or none. A
+    judgement has a part for each lettered answer, with its score: "A: rain. 5. B: rain? 9."; the rest is
+    free.
     """
     answer, count = task_of(prompt)
     scores = scores_of(trajectory.text, count)

@@ -21,7 +21,7 @@ ANSWERS = {
     "?": ("Do you like {}?", "Do you love {}?", "Do you hate {}?"),
     ".": ("I do like {}.", "I do love {}.", "I do hate {}."),
 }
-"""Questions and statements, of equal lengths in tokens: what the tiny model reads in them is at equal places."""
+"""Questions and statements, all of five tokens: what the tiny model looks for is at equal places."""
 LACKS = ((True, False), (False, True), (True, True))
 """What a wrong answer lacks: the subject, the kind of sentence, both."""
 LETTERS = "ABC"
@@ -57,8 +57,8 @@ def judge_tasks(
     probability `misread`, independently. No two rows have equal prompts; `size` is at most 3,000
     (`DataError`).
 
-    A misreading raises or lowers a score by 4. With the default, 71 % of the judgements of two answers and
-    60 % of those of three put the right one first, and 8 judgements of two answers together 9x %.
+    A misreading raises or lowers a score by 4. With the default, 71 % of the judgements of two answers put
+    the right one first and 60 % of those of three; by the sum of 8 judgements, 99 % of the tasks of two.
 
     Shows: whether a judge that writes its reasons before its scores learns from the outcome alone to judge
     better than its demonstrations, on tasks it has not seen, and how much better several judgements are than

@@ -15,7 +15,7 @@ def group(*texts: str, answer: str | None = "B", answers: object = 2) -> Group:
     return Group(Prompt("p", ({"role": "user", "content": "q"},), answer, meta={"answers": answers}), rows)
 
 
-def voted(k: int, *texts: str, name: str = "votes", **options: object) -> float:
+def voted(k: int | None, *texts: str, name: str = "votes", **options: object) -> float:
     (row,) = build("measure", {"name": name, "k": k})([group(*texts, **options)], Context())  # type: ignore[arg-type]
     assert len(row) == len(texts) and len(set(row)) == 1
     return row[0]
@@ -38,7 +38,12 @@ def test_the_reward_is_1_for_the_strictly_highest_score_else_minus_1() -> None:
 
 
 def test_a_task_without_its_right_answer_is_a_failed_reward() -> None:
-    for task in (group("A: 1. B: 2.", answer=None), group("A: 1. B: 2.", answers=None), group("A: 1. B: 2.", answer="C")):
+    for task in (
+        group("A: 1. B: 2.", answer=None),
+        group("A: 1. B: 2.", answers=None),
+        group("A: 1. B: 2.", answer="C"),
+        group("x", answer="AB"),
+    ):
         found = judgement([task], Context())
         assert found["reward.judgement"] == [[None]]
         assert found["reward.judgement.status"][0][0].startswith("failed: ValueError: prompt 'p' needs")
@@ -53,7 +58,7 @@ def test_scores_are_added_before_the_highest_is_taken() -> None:
     """
     assert voted(2, RIGHT, WRONG) == 1.0 and voted(1, RIGHT, WRONG) == 0.5
     assert voted(2, RIGHT, NEARLY, WRONG) == pytest.approx(2 / 3)
-    assert voted(3, RIGHT, NEARLY, WRONG) == 1.0, "11 to 15"
+    assert voted(3, RIGHT, NEARLY, WRONG) == voted(None, RIGHT, NEARLY, WRONG) == 1.0, "11 to 15"
     assert voted(2, RIGHT, "A: 9. B: 1.") == 0.0, "a tie of sums"
 
 
