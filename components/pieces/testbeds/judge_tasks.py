@@ -10,7 +10,10 @@ from ratchet.components.errors import DataError
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Count, Natural, Share
 
-SUBJECTS = tuple("books cats coffee cooking dogs films football games music rain sleep travel".split())
+SUBJECTS = (
+    *("books", "cats", "coffee", "cooking", "dogs", "films"),
+    *("football", "games", "music", "rain", "sleep", "travel"),
+)
 """One token each for the tiny model."""
 REQUESTS = {
     "?": ("Ask about {}.", "Ask me about {}.", "Ask of {}."),
@@ -94,9 +97,11 @@ def judge_tasks(
 
 def _exchanged(own: Traits, wanted: Traits, which: tuple[bool, bool], rng: random.Random) -> Traits:
     """The traits, of which those of `which` are replaced: the one wanted by another, another by that."""
-    (thing, mark), (subject, kind) = own, wanted
-    if which[0]:
-        thing = subject if thing != subject else rng.choice([one for one in SUBJECTS if one != subject])
+    thing, mark = own
+    if which[0] and thing != wanted[0]:
+        thing = wanted[0]
+    elif which[0]:
+        thing = rng.choice([one for one in SUBJECTS if one != wanted[0]])
     if which[1]:
         mark = "?" if mark == "." else "."
     return thing, mark
