@@ -33,7 +33,9 @@ class Annotator:
     def label(
         self, item: Item, better: int | None, order: Sequence[int], rng: random.Random, time: str = ""
     ) -> Label:
-        """The label of an item whose better answer is `better` (None: equally good, any choice)."""
+        """The label of an item whose better answer is `better`. None: they are equally good, which is a tie,
+        or any choice with probability `error`.
+        """
         numbers = range(len(item.answers))
         tie, drawn = rng.random() < self.ties, rng.random()
         if drawn < self.first:
@@ -41,7 +43,7 @@ class Annotator:
         elif drawn < self.first + self.longest:
             choice = max(numbers, key=lambda i: len(item.answers[i]))
         elif better is None:
-            choice = rng.choice(list(numbers))
+            choice, tie = rng.choice(list(numbers)), tie or rng.random() >= self.error
         else:
             wrong = rng.random() < self.error
             choice = rng.choice([i for i in numbers if i != better]) if wrong else better

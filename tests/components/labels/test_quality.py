@@ -212,3 +212,12 @@ def test_simulated_annotators_have_their_error_rate() -> None:
 
 def _pair(session) -> tuple[list[Item], list[Label]]:
     return session.items, session.labels
+
+
+def test_simulated_annotators_call_equal_answers_a_tie_but_for_their_errors() -> None:
+    item, rng = Item("i", [{"role": "user", "content": "question"}], ["one", "two"]), random.Random(0)
+    given = [Annotator("ann", error=0.2).label(item, None, [0, 1], rng) for _ in range(2000)]
+    chosen = [label for label in given if label.verdict == "choice"]
+    assert all(label.choice is None for label in given if label.verdict == "tie")
+    assert len(chosen) / len(given) == pytest.approx(0.2, abs=0.03)
+    assert fmean(label.choice or 0 for label in chosen) == pytest.approx(0.5, abs=0.08)
