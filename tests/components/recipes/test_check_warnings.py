@@ -42,7 +42,7 @@ def test_a_reward_model_that_nothing_reads_is_a_warning() -> None:
 
 def test_a_parser_of_the_base_that_reads_another_layout_is_named(tmp_path: Path) -> None:
     rows = [{"messages": [{"role": "user", "content": f"What is {i}?"}]} for i in range(30)]
-    with pytest.raises(RatchetError, match=r"'chitchat'.*`parser: auto`"):
+    with pytest.raises(RatchetError, match=r"`data\.parser` is 'chitchat'.*`auto`"):
         check_files(load(mine(tmp_path, "instruct", rows))[0])
 
 
