@@ -16,6 +16,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -42,11 +43,11 @@ def differing(recipe: str, new: Sources, old: Sources) -> list[str]:
     ]
 
 
-def made(tree: Path, home: Path, wanted: Mapping[str, Sequence[str]], seeds: int) -> Outputs:
-    """The outputs of stages, made with the code of a checkout."""
+def made(tree: Path, home: Path, wanted: Mapping[str, tuple[Sequence[str], Sequence[int]]]) -> Outputs:
+    """The outputs of stages of recipes with seeds, made with the code of a checkout."""
     script = HERE / "benchmarks" / "stage_outputs.py"
     return json.loads(
-        _output(tree, "-P", str(script), str(home), str(seeds), json.dumps(wanted)).rpartition("RESULT ")[2]
+        _output(tree, "-P", str(script), str(home), json.dumps(wanted)).rpartition("RESULT ")[2]
     )
 
 
@@ -83,15 +84,18 @@ def main() -> None:
     verdicts = {name: one for name, one in read().items() if status.get(name) == "current"}
     claims = {name: claim for name in verdicts if (claim := load(name)[0].claim)}
     arms = {name: [name, *claim.recipes] for name, claim in claims.items()}
-    seeds = max(claim.most_seeds for claim in claims.values())
+    seeds: dict[str, set[int]] = defaultdict(set)
+    for name, claim in claims.items():
+        for recipe in arms[name]:
+            seeds[recipe] |= set(range(claim.first_seed, claim.first_seed + claim.most_seeds))
     new = our_sources({PAGE: ""})
     before = Sources(old, new.pieces, {old / PAGE.relative_to(PACKAGE): ""})
-    wanted = {recipe: differing(recipe, new, before) for all_ in arms.values() for recipe in all_}
-    stages = sorted({name for names in wanted.values() for name in names})
+    wanted = {recipe: (differing(recipe, new, before), sorted(own)) for recipe, own in seeds.items()}
+    stages = sorted({name for names, _ in wanted.values() for name in names})
     print(f"stages to make, of {len(wanted)} arms: {', '.join(stages) or 'none'}")
     with ThreadPoolExecutor() as pool:
         first, second = pool.map(
-            lambda tree, name: made(tree, home / name, wanted, seeds), (old, HERE), ("old", "new")
+            lambda tree, name: made(tree, home / name, wanted), (old, HERE), ("old", "new")
         )
     kept, keys = unchanged(arms, first, second), Arms()
     write(dataclasses.replace(verdicts[name], key=key_of(name, keys)) for name in kept)

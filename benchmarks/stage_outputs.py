@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ratchet.components.recipes.plan import plain
+from ratchet.components.recipes.plan import plain  # here in older checkouts too
 from ratchet.flows.claim_records import profile_of
 from ratchet.tasks.pipeline import Pipeline
 
@@ -18,15 +18,17 @@ DATED = ("manifest.json", "data_docs")
 """Files and folders of an output that have a date in them and that no later stage reads."""
 
 
-def outputs(home: Path, wanted: Mapping[str, Sequence[str]], seeds: int) -> dict[str, dict[str, str]]:
+def outputs(
+    home: Path, wanted: Mapping[str, tuple[Sequence[str], Sequence[int]]]
+) -> dict[str, dict[str, str]]:
     """SHA-256 of the files of stages ("recipe seed stage" -> file -> digest), and of each plan ("recipe
-    seed"), for seeds 0 and up. `wanted`: recipe -> stages to make, with what they need. A stage that several
-    recipes or seeds share is read once.
+    seed"). `wanted`: recipe -> stages to make, with what they need, and seeds. A stage that several recipes
+    or seeds share is read once.
     """
     known: dict[str, dict[str, str]] = {}
     found: dict[str, dict[str, str]] = {}
-    for recipe, stages in wanted.items():
-        for seed in range(seeds):
+    for recipe, (stages, seeds) in wanted.items():
+        for seed in seeds:
             pipeline = Pipeline.open(
                 recipe, home=home, overrides=[f"seed={seed}"], profile=profile_of(recipe)
             )
@@ -64,4 +66,4 @@ def _made(pipeline: Pipeline, name: str) -> Path:
 
 
 if __name__ == "__main__":
-    print("RESULT " + json.dumps(outputs(Path(sys.argv[1]), json.loads(sys.argv[3]), int(sys.argv[2]))))
+    print("RESULT " + json.dumps(outputs(Path(sys.argv[1]), json.loads(sys.argv[2]))))

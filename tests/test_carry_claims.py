@@ -46,8 +46,8 @@ def test_stages_that_reach_a_changed_definition_are_found() -> None:
 
 
 def test_outputs_have_the_plan_and_the_files_that_later_stages_read(tmp_path: Path) -> None:
-    found = outputs(tmp_path, {"bandit": ["curated"]}, 2)
-    assert found.keys() == {"bandit 0", "bandit 0 curated", "bandit 1", "bandit 1 curated"}
+    found = outputs(tmp_path, {"bandit": (["curated"], [0, 9])})
+    assert found.keys() == {"bandit 0", "bandit 0 curated", "bandit 9", "bandit 9 curated"}
     files = found["bandit 0 curated"]
     assert "prompts.parquet" in files and not [name for name in files if name.startswith("data_docs")]
     (folder,) = tmp_path.glob("store/curated-*")

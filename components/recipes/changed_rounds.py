@@ -24,7 +24,7 @@ def for_round(online: Online, number: int, section: str = "online") -> Online:
     return corrected_again(section_with_defaults(merged, where), online)
 
 
-def _changed_rounds(recipe: Recipe) -> dict[str, dict[str, Online]]:
+def changed_rounds(recipe: Recipe) -> dict[str, dict[str, Online]]:
     """The section of each round with changes, by its path, of each online phase by its path."""
     found: dict[str, dict[str, Online]] = {}
     for phase in sections(recipe):

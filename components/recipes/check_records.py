@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from ratchet.components.errors import DataError, GateError, RecipeError
-from ratchet.components.recipes.check_warnings import _markup, equal_labels
+from ratchet.components.recipes.check_warnings import equal_labels, markup
 from ratchet.components.recipes.schema import Recipe
 from ratchet.components.recipes.sections import Data
 from ratchet.components.recipes.splits import PROMPT_SECTIONS, kind_of
@@ -158,7 +158,7 @@ def check_records(recipe: Recipe, read: set[str], show: int = 0) -> Checked:
                 for reason, count in step["dropped"].items()
             }
         )
-        warnings += [*_markup(made.splits), *equal_labels(recipe, made.splits)]
+        warnings += [*markup(made.splits), *equal_labels(recipe, made.splits)]
         warnings += unread(
             {name: len(part) for name, part in made.parts.items()},
             read,

@@ -106,7 +106,7 @@ MARKUP = re.compile(
 """Special tokens of chat templates in use."""
 
 
-def _markup(splits: Mapping[str, Sequence[Group]]) -> list[str]:
+def markup(splits: Mapping[str, Sequence[Group]]) -> list[str]:
     """A warning if texts contain special tokens: only the template of the model opens and closes turns."""
     groups = [group for part in splits.values() for group in part]
     marked = [

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from ratchet.components.errors import RecipeError, nearest, secret_in
-from ratchet.components.recipes.changed_rounds import _changed_rounds
+from ratchet.components.recipes.changed_rounds import changed_rounds
 from ratchet.components.recipes.check import check, check_window
 from ratchet.components.recipes.check_warnings import of_the_tiny_model
 from ratchet.components.recipes.conform import conform
@@ -76,11 +76,11 @@ def load(
             raise RecipeError(
                 f"claim.against: no recipe named {baseline!r}{nearest(baseline, [START, ZERO, *names()])}"
             )
-    check(resolved, _changed_rounds(resolved))
+    check(resolved, changed_rounds(resolved))
     check_window(resolved, hardware)
     if limit is not None:
         resolved = limited(resolved, conform(Count, limit, "--limit"))
-        check(resolved, _changed_rounds(resolved))
+        check(resolved, changed_rounds(resolved))
     return resolved, hardware
 
 
@@ -223,7 +223,7 @@ def reread(text: str) -> tuple[Recipe, Profile]:
         )
     refuse_secrets(raw)
     recipe = conform(Recipe, raw["recipe"], "")
-    check(recipe, _changed_rounds(recipe))
+    check(recipe, changed_rounds(recipe))
     return recipe, conform(Profile, raw["profile"], "profile")
 
 

@@ -116,7 +116,7 @@ class Part:
 
 @record
 class Labelled:
-    """Single answers with a label, for KTO."""
+    """Single answers with a label, good or bad."""
 
     max_tokens: Count = 512  # longer answers are dropped
     limit: Count | None = None  # largest number of groups

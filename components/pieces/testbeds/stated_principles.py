@@ -62,58 +62,61 @@ def stated_principles(
         for signs in itertools.product((False, True), repeat=n - 1)
     ]
     new = rng.sample(half, len(half) // 4)
-    unseen = {frozenset(one) for told in new for one in (told, opposite(told))}
+    unseen = {frozenset(one) for principles in new for one in (principles, opposite(principles))}
     for split, number, pool in (("train", size, train), ("validation", 48, validation)):
         for i in range(number):
             text, subject = rng.choice(pool)
-            told = _drawn(rng, unseen, new=False)
-            chosen, rejected = _pair(rng, subject, told)[:: -1 if rng.random() < noise else 1]
+            principles = _sample_principles(rng, unseen, new=False)
+            chosen, rejected = _pair(rng, subject, principles)[:: -1 if rng.random() < noise else 1]
             yield {
-                **_row(f"{split}-{seed}-{i}", split, text, told, stated),
+                **_row(f"{split}-{seed}-{i}", split, text, principles, stated),
                 "chosen": [{"role": "assistant", "content": chosen}],
                 "rejected": [{"role": "assistant", "content": rejected}],
             }
     for i, (text, subject) in enumerate(test):
-        told = _drawn(rng, unseen, new=True)
-        pair = _pair(rng, subject, told)
-        for end, own, (chosen, rejected) in (("", told, pair), ("-opposite", opposite(told), pair[::-1])):
+        principles = _sample_principles(rng, unseen, new=True)
+        pair = _pair(rng, subject, principles)
+        for end, own, (chosen, rejected) in (
+            ("", principles, pair),
+            ("-opposite", opposite(principles), pair[::-1]),
+        ):
             row = _row(f"test-{seed}-{i}{end}", "test", text, own, stated)
             row["meta"] |= {"chosen": chosen, "rejected": rejected}
             yield {**row, "answer": chosen}
 
 
-def opposite(told: Stated) -> Stated:
+def opposite(principles: Stated) -> Stated:
     """The same principles, each negated if it is not, and conversely."""
-    return tuple((name, not negated) for name, negated in told)
+    return tuple((name, not negated) for name, negated in principles)
 
 
-def decision(first: str, second: str, subject: str, told: Stated) -> int:
+def decision(first: str, second: str, subject: str, principles: Stated) -> int:
     """1 if the first answer is preferred, -1 if the second, by the principle with the largest difference of
     scores, in absolute value, alone; 0 if there is no difference, or if the largest contradict each other.
     """
     gaps = [
         (SCORES[name](first, subject) - SCORES[name](second, subject)) * (-1 if negated else 1)
-        for name, negated in told
+        for name, negated in principles
     ]
     largest = max(gaps, key=abs)
     return 0 if -largest in gaps else (1 if largest > 0 else -1)
 
 
-def _drawn(rng: random.Random, unseen: set[frozenset[tuple[str, bool]]], *, new: bool) -> Stated:
+def _sample_principles(rng: random.Random, unseen: set[frozenset[tuple[str, bool]]], *, new: bool) -> Stated:
     """Principles, in random order, whose combination is in `unseen` if `new`, else not."""
     while True:
         n = next(n for n in itertools.count(1) if rng.random() < 0.2)
         if n <= len(PRINCIPLES):
-            told = tuple((name, rng.random() < 0.5) for name in rng.sample(list(PRINCIPLES), n))
-            if (frozenset(told) in unseen) == new:
-                return told
+            principles = tuple((name, rng.random() < 0.5) for name in rng.sample(list(PRINCIPLES), n))
+            if (frozenset(principles) in unseen) == new:
+                return principles
 
 
-def _pair(rng: random.Random, subject: str, told: Stated) -> tuple[str, str]:
+def _pair(rng: random.Random, subject: str, principles: Stated) -> tuple[str, str]:
     """Preferred and other answer, drawn again until the principles decide."""
     while True:
         first, second = _answer(rng, subject), _answer(rng, subject)
-        if sign := decision(first, second, subject, told):
+        if sign := decision(first, second, subject, principles):
             return (first, second) if sign > 0 else (second, first)
 
 
@@ -127,7 +130,7 @@ def _answer(rng: random.Random, subject: str) -> str:
     return "".join(rng.sample(KIND, rng.randint(0, 2))) + " ".join(said)
 
 
-def _row(name: str, split: str, text: str, told: Stated, stated: bool) -> dict[str, Any]:
-    wording = " ".join(PRINCIPLES[name][negated] for name, negated in told)
+def _row(name: str, split: str, text: str, principles: Stated, stated: bool) -> dict[str, Any]:
+    wording = " ".join(PRINCIPLES[name][negated] for name, negated in principles)
     prompt = [{"role": "system", "content": wording}] * stated + [{"role": "user", "content": text}]
-    return {"id": name, "prompt": prompt, "meta": {"principles": told}, "split": split}
+    return {"id": name, "prompt": prompt, "meta": {"principles": principles}, "split": split}

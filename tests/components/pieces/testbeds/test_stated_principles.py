@@ -44,7 +44,7 @@ def test_scores_are_those_counted_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("principles", "expected"),
     [
         ((KIND,), 1),
         ((("kind", True),), -1),
@@ -56,11 +56,11 @@ def test_scores_are_those_counted_by_hand() -> None:
         ((NAMED, ASKS), -1),
     ],
 )
-def test_the_largest_difference_decides_alone(told: Stated, expected: int) -> None:
+def test_the_largest_difference_decides_alone(principles: Stated, expected: int) -> None:
     """Scores of the first: brief -2, kind 2, named 0, asks 0; of the second: -1, 0, 1, 0."""
     first, second = "good, nice, I like you. I love you.", "I like tea."
-    assert decision(first, second, "tea", told) == expected
-    assert decision(second, first, "tea", told) == -expected
+    assert decision(first, second, "tea", principles) == expected
+    assert decision(second, first, "tea", principles) == -expected
 
 
 def test_a_tenth_of_the_training_labels_is_wrong_and_none_of_the_test_split(rows: list) -> None:
@@ -78,9 +78,9 @@ def test_combinations_of_the_test_split_are_new_and_their_parts_are_not(rows: li
     }
     assert not seen["test"] & (seen["train"] | seen["validation"])
     assert len(seen["train"]) == 80 - 18 and {len(one) for one in seen["test"]} <= {2, 3, 4}
-    assert {frozenset([one]) for told in seen["test"] for one in told} <= seen["train"]
-    told = [one for row in rows if row["split"] == "train" for one in row["meta"]["principles"]]
-    assert sum(negated for _, negated in told) / len(told) == pytest.approx(0.5, abs=0.03)
+    assert {frozenset([one]) for principles in seen["test"] for one in principles} <= seen["train"]
+    principles = [one for row in rows if row["split"] == "train" for one in row["meta"]["principles"]]
+    assert sum(negated for _, negated in principles) / len(principles) == pytest.approx(0.5, abs=0.03)
 
 
 def test_each_test_row_is_followed_by_its_opposite(rows: list) -> None:
