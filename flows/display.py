@@ -112,7 +112,9 @@ class Display:
             )
 
     def _pace(self, line: Mapping[str, Any]) -> list[str]:
-        """Rate since this attempt's first count, and the estimated time left; empty while unknown."""
+        """Rate since this attempt's first count, and the time left by it, once ten units or a fiftieth of
+        them are done; empty while unknown. After the last unit the stage is "finishing".
+        """
         now, step, of = line.get("time", time.time()), line["step"], line.get("of")
         if now < self.began:  # a step of an earlier attempt
             return []
@@ -122,7 +124,11 @@ class Display:
         if done <= 0 or seconds <= 0:
             return []
         rate = f"{done / seconds:.3g}/s" if done >= seconds else f"{seconds / done:.3g} s each"
-        return [rate, *([f"{timedelta(seconds=round((of - step) * seconds / done))} left"] if of else [])]
+        if step == of:
+            return [rate, "finishing"]
+        if not of or done < min(10, of / 50):
+            return [rate]
+        return [rate, f"{timedelta(seconds=round((of - step) * seconds / done))} left"]
 
     def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None:
         self._drop()

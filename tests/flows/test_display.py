@@ -161,3 +161,21 @@ def test_resumed_stage_shows_its_step(capsys: pytest.CaptureFixture[str], tmp_pa
         "sft: step 41 of 60",
         "sft: step 51 of 60  2/s, 0:00:04 left",
     ]
+
+
+def test_time_left_needs_more_than_one_unit_and_ends_with_the_last(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Display(open_console()) as display:
+        display.started(Stage("demonstrated", "demonstrate", "groups", {}), Path("product/metrics.jsonl"))
+        now = time.time()
+        for step, seconds in ((0, 1), (1, 19), (10, 21), (3936, 1001)):
+            display.last_print -= 60
+            line = {"step": step, "of": 3936, "unit": "answers", "time": now + seconds, "metrics": {}}
+            display.progressed(Stage("demonstrated", "demonstrate", "groups", {}), line)
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "demonstrated: 0 of 3936 answers",
+        "demonstrated: 1 of 3936 answers  18 s each",
+        "demonstrated: 10 of 3936 answers  2 s each, 2:10:52 left",
+        "demonstrated: 3936 of 3936 answers  3.94/s, finishing",
+    ]

@@ -24,7 +24,9 @@ from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 def group(name: str, *texts: str) -> Group:
     return Group(
-        Prompt(name, ({"role": "user", "content": "?"},), answer="2", meta={"accepted": ["2"], "language": 2}),
+        Prompt(
+            name, ({"role": "user", "content": "?"},), answer="2", meta={"accepted": ["2"], "language": 2}
+        ),
         tuple(
             Trajectory(
                 ({"role": "assistant", "content": text},),
