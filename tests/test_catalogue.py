@@ -112,7 +112,7 @@ online:
 
     assert "squared: ok" in python("-m", "ratchet.flows.cli", "recipes", "check", "squared")
     output = python(
-        "-m", "pytest", "--import-mode=importlib", "-q", "-rA", "-k", "not a_new_method", *GENERAL
+        "-m", "pytest", "--import-mode=importlib", "-q", "-rA", "-k", "squared or cited", *GENERAL
     )
     assert (
         "test_every_objective_has_an_oracle[squared]" in output

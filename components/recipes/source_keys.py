@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,17 @@ def source_digest(does: str, options: Mapping[str, Any], sources: Sources | None
     """Digest of the definitions that a stage reaches (see `storage/definitions.py`): from its function, the
     job runner, and each piece in its options.
     """
-    return (sources or our_sources()).digest(starts(does, options))
+    sources = sources or our_sources()
+    return sources.digest(starts(does, options, sources.pieces))
 
 
-def starts(does: str, options: Mapping[str, Any]) -> set[tuple[str, str]]:
-    """Definitions where a stage's execution starts, as (module, name)."""
-    pieces = _pieces()
+def starts(
+    does: str, options: Mapping[str, Any], pieces: Mapping[str, tuple[str, str]] | None = None
+) -> set[tuple[str, str]]:
+    """Definitions where a stage's execution starts, as (module, name). `pieces`: piece name -> (module,
+    function); None reads those of the catalogue.
+    """
+    pieces = _pieces() if pieces is None else pieces
     work = {
         key: value for key, value in plain(options).items() if key != "resolved"
     }  # the whole recipe, copied by `evaluate`
@@ -32,8 +39,28 @@ def starts(does: str, options: Mapping[str, Any]) -> set[tuple[str, str]]:
 
 
 def our_sources(changed: Mapping[Path, str] | None = None) -> Sources:
-    """The source code of the product; `changed`: file -> the text that counts instead."""
-    return Sources(ROOT.parent, _pieces(), changed)
+    """The source code of the product; `changed`: file -> the text that counts instead. What was traced is
+    kept until a file changes.
+    """
+    return Sources(ROOT.parent, _pieces(), changed) if changed else _unchanged(tuple(_files(ROOT.parent)))
+
+
+@functools.lru_cache(maxsize=1)
+def _unchanged(files: tuple[tuple[str, int, int], ...]) -> Sources:
+    """The source code while these files are the same."""
+    return Sources(ROOT.parent, _pieces())
+
+
+def _files(folder: Path) -> Iterator[tuple[str, int, int]]:
+    """Path, time of change in nanoseconds and size of every file below a folder."""
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda one: one.name):
+            if entry.is_dir():
+                if entry.name != "__pycache__":
+                    yield from _files(Path(entry.path))
+            else:
+                stat = entry.stat()
+                yield entry.path, stat.st_mtime_ns, stat.st_size
 
 
 def _named(value: Any, pieces: Mapping[str, object], within: bool = False) -> Iterator[str]:

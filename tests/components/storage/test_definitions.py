@@ -376,3 +376,18 @@ def test_every_function_that_a_stage_calls_is_reached(
             for c in called
             if c.co_name != "<module>" and (c.co_filename, c.co_firstlineno) not in lines
         }
+
+
+def test_sources_are_traced_again_when_a_file_changes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("ratchet.components.recipes.source_keys.ROOT", tmp_path / "components")
+    file = tmp_path / "components" / "one.py"
+    file.parent.mkdir()
+    file.write_text("A = 1\n")
+    start = [("ratchet.components.one", "A")]
+    before = our_sources()
+    digest = before.digest(start)
+    assert our_sources() is before
+    file.write_text("A = 12\n")
+    assert our_sources().digest(start) != digest == before.digest(start)

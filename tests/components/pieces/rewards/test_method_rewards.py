@@ -151,6 +151,10 @@ def test_nash_md_converges_in_its_last_iterate_to_the_regularised_equilibrium_an
 
     def learned(beta, tau, steps):
         logits, history = [math.log(m) for m in mu], []
+        annotators = [
+            build("annotate", {"name": "advantages.kl_in_reward.row", "reward": "r", "beta": tau}),
+            build("annotate", {"name": "advantages.fixed", "reward": "regularised"}),
+        ]
         for _ in range(steps):
             policy = normal([math.exp(x - max(logits)) for x in logits])
             against = opponent_of(policy, beta)
@@ -158,13 +162,8 @@ def test_nash_md_converges_in_its_last_iterate_to_the_regularised_equilibrium_an
             answers = tuple(Trajectory((), {}, [True], [math.log(p)]) for p in policy)
             columns = {"r": rewards, "logprobs.reference": [[math.log(m)] for m in mu]}
             state = Group(Prompt("p", ()), answers, columns)
-            for spec in (
-                {"name": "advantages.kl_in_reward.row", "reward": "r", "beta": tau},
-                {"name": "advantages.fixed", "reward": "regularised"},
-            ):
-                state = state.extended(
-                    {k: v[0] for k, v in build("annotate", spec)([state], Context()).items()}
-                )
+            for annotator in annotators:
+                state = state.extended({k: v[0] for k, v in annotator([state], Context()).items()})
             gains = state.columns["advantages"]
             mean = sum(p * a for p, a in zip(policy, gains, strict=True))
             logits = [x + 2.0 * p * (a - mean) for x, p, a in zip(logits, policy, gains, strict=True)]
