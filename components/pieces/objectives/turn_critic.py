@@ -1,0 +1,100 @@
+"""Turn critic: two action values and two state values of turns, regressed on targets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ratchet.components.errors import ContractError
+from ratchet.components.piece import piece
+from ratchet.components.types import Batch, Outputs, Terms
+
+if TYPE_CHECKING:
+    from ratchet.components.models.reading import Reading
+
+TARGETS = ("target.q_1", "target.q_2", "target.v_1", "target.v_2")
+"""Columns of the targets, one number a row, in the order of the heads."""
+
+
+def action_values(reading: Reading) -> Tensor:
+    """Q_1 and Q_2 of the state and the turn together, (B,2): read at the turn's last token, the end-of-turn
+    token included.
+    """
+    return _heads(reading, _places(reading, last=True))[:, :2]
+
+
+def state_values(reading: Reading) -> Tensor:
+    """V_1 and V_2 of the state, (B,2): read at the last token before the turn."""
+    return _heads(reading, _places(reading, last=False))[:, 2:]
+
+
+def next_values(reading: Reading) -> Tensor:
+    """V_1 and V_2 of the state that follows, (B,2): read at the last token of the row, where the policy's
+    next turn would begin. Without a meaning for a row that ends with its turn.
+    """
+    return _heads(reading, torch.stack([index[-1] for index in reading.plan.index]))[:, 2:]
+
+
+def _places(reading: Reading, *, last: bool) -> Tensor:
+    """(B,): position in the flat row of the turn's last token, or of the one before its first token. The
+    turn of a row is its loss mask; the row's first token for a row without any.
+    """
+    found = []
+    for index, mask in zip(reading.plan.index, reading.batch.mask, strict=True):
+        steps = mask[: len(index)].nonzero()[:, 0]
+        step = 0 if not len(steps) else int(steps[-1]) if last else int(steps[0]) - 1
+        found.append(index[step])
+    return torch.stack(found)
+
+
+def _heads(reading: Reading, places: Tensor) -> Tensor:
+    """(B,4): Q_1, Q_2, V_1, V_2 at these positions, in float32. Each head is linear in its own quarter of the
+    last hidden state; all are one value head, which starts at 0 and is saved with the model.
+    """
+    head = getattr(reading.model, "value_head", None)
+    if head is None:
+        raise ContractError("turn_critic: the model has no value head; set `value_head: true` in its role")
+    hidden = reading.hidden[places.to(reading.hidden.device)].float()
+    width = hidden.shape[1] // 4
+    products = hidden[:, : 4 * width] * head.weight[0, : 4 * width].float()
+    return products.view(-1, 4, width).sum(-1) + head.bias.float()
+
+
+@piece(
+    reads=("target.q_1", "target.q_2", "target.v_1", "target.v_2"),
+    readers={"action_values": "vector", "state_values": "vector"},
+    unit="row",
+    paper="arXiv:2402.19446",
+)
+def turn_critic(out: Outputs, batch: Batch) -> Terms:
+    """Sum of the squared errors of Q_1, Q_2, V_1 and V_2 against their targets, one term per row (Zhou et
+    al., equations 1 and 2, with two of each). The row's loss mask is the turn.
+
+    Errors of 0.5, 0, 1 and 0:
+
+    >>> turn = dataclasses.replace(batch, columns={"target.q_1": torch.tensor([0.5]), "target.q_2":
+    ...     torch.tensor([1.0]), "target.v_1": torch.tensor([1.0]), "target.v_2": torch.tensor([0.0])})
+    >>> turn_critic(Outputs({"action_values": torch.tensor([[1.0, 1.0]]),
+    ...     "state_values": torch.tensor([[0.0, 0.0]])}), turn).loss
+    tensor([1.2500])
+    """
+    targets = torch.stack([_by_row(batch, batch[name]) for name in TARGETS], -1)
+    values = torch.cat([out.action_values[:, :2], out.state_values[:, :2]], -1)
+    error = (values - targets.to(values.device)) ** 2
+    q, v = values.detach()[:, :2], values.detach()[:, 2:]
+    return Terms(
+        error.sum(-1),
+        {
+            "q": q.mean(-1),
+            "v": v.mean(-1),
+            "q_error": error.detach()[:, :2].mean(-1),
+            "v_error": error.detach()[:, 2:].mean(-1),
+        },
+    )
+
+
+def _by_row(batch: Batch, column: Tensor) -> Tensor:
+    """A column as one number a row: the mean over the turn of one with a number a step."""
+    return column if column.dim() == 1 else batch.row_mean(column)
