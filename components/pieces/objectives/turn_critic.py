@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,46 +20,55 @@ TARGETS = ("target.q_1", "target.q_2", "target.v_1", "target.v_2")
 
 
 def action_values(reading: Reading) -> Tensor:
-    """Q_1 and Q_2 of the state and the turn together, (B,2): read at the turn's last token, the end-of-turn
-    token included.
+    """Q_1 and Q_2 of the state and the turn together, (B,2). They read the products, element by element, of
+    the state's hidden state with the mean over those of the turn's tokens, the end-of-turn token included:
+    the paper's joint head on both, with a product in the place of hidden layers.
     """
-    return _heads(reading, _places(reading, last=True))[:, :2]
+    states = _hidden(reading, _before(reading))
+    means = []
+    for index, mask in zip(reading.plan.index, reading.batch.mask, strict=True):
+        places = index[mask[: len(index)]].to(reading.hidden.device)
+        means.append(reading.hidden[places].float().sum(0) / max(1, len(places)))
+    return _heads(reading, states * torch.stack(means))[:, :2]
 
 
 def state_values(reading: Reading) -> Tensor:
     """V_1 and V_2 of the state, (B,2): read at the last token before the turn."""
-    return _heads(reading, _places(reading, last=False))[:, 2:]
+    return _heads(reading, _hidden(reading, _before(reading)))[:, 2:]
 
 
 def next_values(reading: Reading) -> Tensor:
     """V_1 and V_2 of the state that follows, (B,2): read at the last token of the row, where the policy's
     next turn would begin. Without a meaning for a row that ends with its turn.
     """
-    return _heads(reading, torch.stack([index[-1] for index in reading.plan.index]))[:, 2:]
+    return _heads(reading, _hidden(reading, [index[-1] for index in reading.plan.index]))[:, 2:]
 
 
-def _places(reading: Reading, *, last: bool) -> Tensor:
-    """(B,): position in the flat row of the turn's last token, or of the one before its first token. The
-    turn of a row is its loss mask; the row's first token for a row without any.
+def _before(reading: Reading) -> list[Tensor]:
+    """Position in the flat row of the token before each row's turn, which is its loss mask; of the row's
+    first token for a row without any.
     """
-    found = []
-    for index, mask in zip(reading.plan.index, reading.batch.mask, strict=True):
-        steps = mask[: len(index)].nonzero()[:, 0]
-        step = 0 if not len(steps) else int(steps[-1]) if last else int(steps[0]) - 1
-        found.append(index[step])
-    return torch.stack(found)
+    steps = [mask.nonzero()[:, 0] for mask in reading.batch.mask]
+    return [
+        index[int(own[0]) - 1 if len(own) else 0]
+        for index, own in zip(reading.plan.index, steps, strict=True)
+    ]
 
 
-def _heads(reading: Reading, places: Tensor) -> Tensor:
-    """(B,4): Q_1, Q_2, V_1, V_2 at these positions, in float32. Each head is linear in its own quarter of the
-    last hidden state; all are one value head, which starts at 0 and is saved with the model.
+def _hidden(reading: Reading, places: Sequence[Tensor]) -> Tensor:
+    """Last hidden states (B,H) at these positions, in float32."""
+    return reading.hidden[torch.stack(list(places)).to(reading.hidden.device)].float()
+
+
+def _heads(reading: Reading, inputs: Tensor) -> Tensor:
+    """(B,4): Q_1, Q_2, V_1, V_2 of inputs (B,H). Each head is linear in its own quarter of the input; all are
+    one value head, which starts at 0 and is saved with the model.
     """
     head = getattr(reading.model, "value_head", None)
     if head is None:
         raise ContractError("turn_critic: the model has no value head; set `value_head: true` in its role")
-    hidden = reading.hidden[places.to(reading.hidden.device)].float()
-    width = hidden.shape[1] // 4
-    products = hidden[:, : 4 * width] * head.weight[0, : 4 * width].float()
+    width = inputs.shape[1] // 4
+    products = inputs[:, : 4 * width] * head.weight[0, : 4 * width].float()
     return products.view(-1, 4, width).sum(-1) + head.bias.float()
 
 
