@@ -34,6 +34,7 @@ def smaller(recipe: Recipe) -> list[str]:
         at, section = phase.where, phase.section
         if isinstance(section, Online):
             changes += [f"{at}.rounds=2", f"{at}.prompts_per_round=4", f"{at}.fit.epochs=1"]
+            changes += [f"{at}.start=2"] * (section.start > 2)
             changes += [f"{at}.rollout.max_tokens={min(8, section.rollout['max_tokens'])}"]
         elif isinstance(section, Reward):
             changes += [f"{at}.limit=8", f"{at}.limit_validation=4", f"{at}.fit.epochs=1"]
