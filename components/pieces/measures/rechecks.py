@@ -1,4 +1,4 @@
-"""Measures of a judge that is made to continue: the verdicts after 0, 1, ... continuations of one reasoning."""
+"""Measures of a judge that is made to continue: its verdicts after 0, 1, ... continuations."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ def judged_steps(
     found nothing, whatever an earlier one found. A sum is misread with probability `misread`, by one or two.
 
     The demonstrations are right in 62.5 % of the tasks, however many checks they make. A judge that
-    keeps what it finds is right in 1 - (3/4)^n / 2 of them after n checks, 88 % after five, and one that checks no
-    step twice in all of them after three, since three right steps leave the wrong one.
+    keeps what it finds is right in 1 - (3/4)^n / 2 of them after n checks, 88 % after five, and one that
+    checks no step twice in all of them after three, since three right steps leave the wrong one.
 
     Shows: whether a judge makes use of being made to reason longer, before and after RL for its verdict.
     Does not show: reasons in words, judges whose checks are not independent, or reasoning that grows

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from ratchet.components.piece import build
@@ -12,7 +14,7 @@ END = 0
 
 
 class Script:
-    """Writes the next text of its script, a token a character ("\0" ends the turn) with log-prob -0.5 each, to
+    """Writes the next text of its script, a token a character ("\0" ends the turn), log-prob -0.5 each, to
     a stop string or the limit; two characters in brackets are one token.
     """
 
@@ -32,7 +34,7 @@ class Script:
 
     def offsets(self, tokens):
         ends = [len(self.decode(tokens[:i])) for i in range(len(tokens) + 1)]
-        return list(zip(ends, ends[1:], strict=False))
+        return list(itertools.pairwise(ends))
 
     def generate(self, requests):
         return [[self.answer(request) for _ in range(request.count)] for request in requests]
