@@ -40,29 +40,34 @@ def check(step: Step, found: int) -> str:
     """A passage of a judgement, which has `found` as the sum of the step's terms.
 
     >>> check(Step("c", 3, 4, 7), 7), check(Step("c", 3, 4, 8), 7)
-    ('c3+4=7.', 'c3+4=7!A.')
+    ('c3+4=7:-.', 'c3+4=7:A.')
     """
-    return f"{step.label}{step.first}+{step.second}={found}" + (
-        "." if found == step.claimed else f"!{step.other}."
-    )
+    conclusion = "-" if found == step.claimed else step.other
+    return f"{step.label}{step.first}+{step.second}={found}:{conclusion}."
 
 
 @piece(paper="arXiv:2505.11875")
 def judged_steps(
-    *, size: Count = 3000, seed: Natural = 0, passages: Count = 3, misread: Share = 0.0
+    *,
+    size: Count = 3000,
+    seed: Natural = 0,
+    passages: Count = 4,
+    goes_on: Share = 0.75,
+    misread: Share = 0.0,
 ) -> Iterator[dict[str, Any]]:
     """Rows {id, prompt, completion, answer, meta}: "A:a3+1=4,b4+5=9;B:c5+3=8,d8+1=8", two additions of the
     same three numbers in two steps, of which that of `answer`, A or B, is right and the other has one wrong
     step, whose result the next step goes on with. `meta["wrong"]` is the label of that step. All numbers have
     one digit. No two rows have equal prompts; `size` is at most 6,000 (`DataError`).
 
-    The completion is a judgement of one to `passages` passages, "d8+1=9!A.Oh,a3+1=4.So B": each checks a step
-    drawn at random, again and again from all four, "!A" where it differs from the claim; "Oh," goes on to
-    another check and "So" closes. The verdict is that of the last check, and drawn at random if that check
+    The completion is a judgement of one to `passages` passages, "d8+1=9:A.Oh,a3+1=4:-.So B": each checks a
+    step drawn at random from all four, whether it was checked before or not, and names the answer that is
+    right where the sum differs from the claim. With probability `goes_on` "Oh," follows and another check,
+    else "So" closes. The verdict is that of the last check, and drawn at random if that check
     found nothing, whatever an earlier one found. A sum is misread with probability `misread`, by one or two.
 
     The demonstrations are right in 62.5 % of the tasks, however many checks they make. A judge that
-    keeps what it finds is right in 1 - (3/4)^n / 2 of them after n checks, 88 % after five, and one that
+    keeps what it finds is right in 1 - (3/4)^n / 2 of them after n checks, 84 % after four, and one that
     checks no step twice in all of them after three, since three right steps leave the wrong one.
 
     Shows: whether a judge makes use of being made to reason longer, before and after RL for its verdict.
@@ -78,7 +83,9 @@ def judged_steps(
         while prompt in taken:
             prompt, steps, wrong = _task(rng, best)
         taken.add(prompt)
-        checked = [rng.choice(steps) for _ in range(rng.randint(1, passages))]
+        checked = [rng.choice(steps)]
+        while len(checked) < passages and rng.random() < goes_on:
+            checked.append(rng.choice(steps))
         read = [_read(step, misread, rng) for step in checked]
         texts = [check(step, found) for step, found in zip(checked, read, strict=True)]
         verdict = checked[-1].other if read[-1] != checked[-1].claimed else rng.choice("AB")

@@ -142,10 +142,10 @@ def test_answers_vary_in_their_continuations() -> None:
 
 @pytest.mark.parametrize("given", [{"round": 2}, {"seed": 4}])
 def test_random_numbers_depend_on_seed_and_round(given: dict) -> None:
-    def seeds(**changed: int) -> list[int]:
+    def seeds(seed: int = 3, round: int = 1) -> list[int]:
         script = Script("So", "A")
         build("rollout", {"name": "budget_forced", "continuations": 0, "responses_per_prompt": 1})(
-            PROMPTS, Context(models={"policy": script}, **{"seed": 3, "round": 1, **changed})
+            PROMPTS, Context(models={"policy": script}, seed=seed, round=round)
         )
         return script.seeds
 

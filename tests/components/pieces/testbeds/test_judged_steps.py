@@ -30,19 +30,19 @@ def test_one_step_of_one_answer_is_wrong_and_the_next_goes_on_with_its_result() 
 
 
 def test_a_passage_names_the_other_answer_where_the_step_is_wrong() -> None:
-    assert check(Step("b", 4, 5, 8), 9) == "b4+5=9!B." and check(Step("b", 4, 5, 9), 9) == "b4+5=9."
-    assert check(Step("d", 4, 5, 8), 9) == "d4+5=9!A."
+    assert check(Step("b", 4, 5, 8), 9) == "b4+5=9:B." and check(Step("b", 4, 5, 9), 9) == "b4+5=9:-."
+    assert check(Step("d", 4, 5, 8), 9) == "d4+5=9:A."
 
 
 def test_the_verdict_is_that_of_the_last_check() -> None:
     for row in judged_steps(size=300, seed=2):
         text, steps = row["completion"][0]["content"], steps_of(row["prompt"][0]["content"])
         *_, last = passages = text.removesuffix(text[-4:]).split("Oh,")
-        assert 1 <= len(passages) <= 3 and text[-4:-1] == "So "
+        assert 1 <= len(passages) <= 4 and text[-4:-1] == "So "
         for passage in passages:
             step = next(step for step in steps if step.label == passage[0])
             assert passage == check(step, step.first + step.second)
-        if "!" in last:
+        if last[-2] != "-":
             assert last[-2] == verdict_of(text) == row["answer"]
 
 
@@ -55,13 +55,13 @@ def test_the_demonstrations_are_right_as_often_for_any_number_of_checks(passages
 
 
 def test_checks_that_kept_what_they_found_would_be_right_more_often() -> None:
-    """1 - (3/4)^5 / 2 = 0.881 with five checks; where nothing is found, half of the guesses are right."""
+    """1 - (3/4)^4 / 2 = 0.842 with four checks; where nothing is found, half of the guesses are right."""
     kept = []
-    for row in judged_steps(size=4000, seed=4, passages=5):
+    for row in judged_steps(size=4000, seed=4):
         passages = row["completion"][0]["content"].split("Oh,")
-        if len(passages) == 5:
-            kept.append(1.0 if any("!" in passage for passage in passages) else 0.5)
-    assert sum(kept) / len(kept) == pytest.approx(0.881, abs=0.03)
+        if len(passages) == 4:
+            kept.append(0.5 if all(":-" in passage for passage in passages) else 1.0)
+    assert sum(kept) / len(kept) == pytest.approx(0.842, abs=0.03)
 
 
 def test_misread_sums_are_one_or_two_off() -> None:
