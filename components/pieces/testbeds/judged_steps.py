@@ -37,13 +37,14 @@ class Step(NamedTuple):
 
 
 def check(step: Step, found: int) -> str:
-    """A passage of a judgement, which has `found` as the sum of the step's terms.
+    """A passage of a judgement: the step, `found` as the sum of its terms, and which answer is right if the
+    two differ.
 
     >>> check(Step("c", 3, 4, 7), 7), check(Step("c", 3, 4, 8), 7)
-    ('c3+4=7:-.', 'c3+4=7:A.')
+    ('c3+4=7?7:-.', 'c3+4=8?7:A.')
     """
     conclusion = "-" if found == step.claimed else step.other
-    return f"{step.label}{step.first}+{step.second}={found}:{conclusion}."
+    return f"{step.written}?{found}:{conclusion}."
 
 
 @piece(paper="arXiv:2505.11875")
@@ -60,9 +61,9 @@ def judged_steps(
     step, whose result the next step goes on with. `meta["wrong"]` is the label of that step. All numbers have
     one digit. No two rows have equal prompts; `size` is at most 6,000 (`DataError`).
 
-    The completion is a judgement of one to `passages` passages, "d8+1=9:A.Oh,a3+1=4:-.So B": each checks a
-    step drawn at random from all four, whether it was checked before or not, and names the answer that is
-    right where the sum differs from the claim. With probability `goes_on` "Oh," follows and another check,
+    The completion is a judgement of one to `passages` passages, "d8+1=8?9:A.Oh,a3+1=4?4:-.So B": each
+    checks a step drawn at random from all four, whether it was checked before or not, and names the answer
+    that is right where the sum differs from the claim. With probability `goes_on` "Oh," follows and another check,
     else "So" closes. The verdict is that of the last check, and drawn at random if that check
     found nothing, whatever an earlier one found. A sum is misread with probability `misread`, by one or two.
 

@@ -30,8 +30,8 @@ def test_one_step_of_one_answer_is_wrong_and_the_next_goes_on_with_its_result() 
 
 
 def test_a_passage_names_the_other_answer_where_the_step_is_wrong() -> None:
-    assert check(Step("b", 4, 5, 8), 9) == "b4+5=9:B." and check(Step("b", 4, 5, 9), 9) == "b4+5=9:-."
-    assert check(Step("d", 4, 5, 8), 9) == "d4+5=9:A."
+    assert check(Step("b", 4, 5, 8), 9) == "b4+5=8?9:B." and check(Step("b", 4, 5, 9), 9) == "b4+5=9?9:-."
+    assert check(Step("d", 4, 5, 8), 9) == "d4+5=8?9:A."
 
 
 def test_the_verdict_is_that_of_the_last_check() -> None:
@@ -66,8 +66,8 @@ def test_checks_that_kept_what_they_found_would_be_right_more_often() -> None:
 
 def test_misread_sums_are_one_or_two_off() -> None:
     rows = list(judged_steps(size=2000, seed=5, passages=1, misread=0.3))
-    read = [tuple(map(int, row["completion"][0]["content"][1:6:2])) for row in rows]
-    off = [abs(found - first - second) for first, second, found in read]
+    read = [tuple(map(int, row["completion"][0]["content"][1:8:2])) for row in rows]
+    off = [abs(found - first - second) for first, second, _, found in read]
     assert set(off) == {0, 1, 2} and sum(map(bool, off)) / 2000 == pytest.approx(0.3, abs=0.035)
 
 
