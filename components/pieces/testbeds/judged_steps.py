@@ -61,10 +61,10 @@ def judged_steps(
     step, whose result the next step goes on with. `meta["wrong"]` is the label of that step. All numbers have
     one digit. No two rows have equal prompts; `size` is at most 6,000 (`DataError`).
 
-    The completion is a judgement of one to `passages` passages, "d8+1=8?9:A.Oh,a3+1=4?4:-.So B": each
-    checks a step drawn at random from all four, whether it was checked before or not, and names the answer
-    that is right where the sum differs from the claim. With probability `goes_on` "Oh," follows and another check,
-    else "So" closes. The verdict is that of the last check, and drawn at random if that check
+    The completion is a judgement of one to `passages` passages, "d8+1=8?9:A.Oh,a3+1=4?4:-.So B". Each
+    repeats a step drawn at random from all four, whether it was checked before or not, then its true sum,
+    and names the answer that is right where the two differ. With probability `goes_on` "Oh," follows and
+    another check, else "So" closes. The verdict is that of the last check, and drawn at random if that check
     found nothing, whatever an earlier one found. A sum is misread with probability `misread`, by one or two.
 
     The demonstrations are right in 62.5 % of the tasks, however many checks they make. A judge that
