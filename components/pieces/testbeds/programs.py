@@ -10,7 +10,7 @@ from typing import Any
 from ratchet.components.errors import DataError
 from ratchet.components.piece import piece
 from ratchet.components.pieces.rewards.program import OPERATIONS, PREFERENCES
-from ratchet.components.recipes.ranges import Natural, Share
+from ratchet.components.recipes.ranges import Count, Natural, Share
 
 NAMES = ("base", "half", "left", "part", "size")
 RESULTS = ("answer", "name", "sum", "total")
@@ -49,7 +49,8 @@ def program(steps: Sequence[str], right: bool, fine: float, rng: random.Random) 
 def programs(
     *,
     seed: Natural = 0,
-    demonstrations: Natural = 380,
+    instructed: Natural = 390,
+    demonstrations: Count = 4,
     rated: Natural = 240,
     fine: Share = 0.8,
     coarse: Share = 0.2,
@@ -58,8 +59,8 @@ def programs(
     `rewards.program` runs: 729 of two steps, each at most once. Read the splits with `data.columns: {split:
     split}`.
 
-    `sft`, `demonstrations` rows {id, prompt, completion, meta} with a right program by a generator of good or
-    bad style at even odds; `rated`, prompts {id, prompt, meta} with one of five preferences in
+    `sft`, rows {id, prompt, completion, meta}, for each of `instructed` instructions as many `demonstrations`:
+    right programs, each by a generator of good or bad style at even odds; `rated`, prompts {id, prompt, meta} with one of five preferences in
     `meta["preference"]`, which the prompt does not tell, and in `meta["answers"]` four programs in random
     order, one by each generator: good or bad style, right or wrong; `test`, 96 prompts {id, prompt, meta}.
     Style is four traits, each good with probability `fine` or `coarse` (`program`). `meta["steps"]` has the
@@ -71,7 +72,7 @@ def programs(
     """
     steps = [f"{word} {number}" for word in OPERATIONS for number in range(1, 10)]
     every = [list(two) for two in product(steps, steps)]
-    counts = {"sft": demonstrations, "rated": rated, "test": 96}
+    counts = {"sft": instructed, "rated": rated, "test": 96}
     if sum(counts.values()) > len(every):
         raise DataError(
             f"programs: {sum(counts.values())} instructions asked for, of {len(every)}; lower a size"
@@ -85,12 +86,14 @@ def programs(
             meta: dict[str, Any] = {"steps": asked}
             row: dict[str, Any] = {"id": f"program-{seed}-{split}-{number}", "split": split, "meta": meta}
             row["prompt"] = [{"role": "user", "content": f"x {', '.join(asked)}"}]
-            if split == "sft":
-                text = program(asked, True, chance[rng.choice(("good", "bad"))], rng)
-                row["completion"] = [{"role": "assistant", "content": text}]
-            elif split == "rated":
+            if split == "rated":
                 meta["preference"] = PREFERENCES[number % len(PREFERENCES)]
                 meta["answers"] = [
                     program(asked, right, chance[style], rng) for style, right in rng.sample(POOL, len(POOL))
                 ]
-            yield row
+            for copy in range(demonstrations if split == "sft" else 0):
+                text = program(asked, True, chance[rng.choice(("good", "bad"))], rng)
+                completion = [{"role": "assistant", "content": text}]
+                yield {**row, "id": f"{row['id']}-{copy}", "completion": completion}
+            if split != "sft":
+                yield row
