@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 
 from ratchet.components.errors import DataError
@@ -172,9 +172,7 @@ def judged(
         number = len(group.trajectories)
         order = rng.sample(range(number), number)
         shown = [scores(group.trajectories[i].text, steps)[preference] for i in order]
-        felt = [
-            score + favour * (place == 0) + noise * rng.gauss() for place, score in enumerate(shown)
-        ]
+        felt = [score + favour * (place == 0) + noise * rng.gauss() for place, score in enumerate(shown)]
         lost = rng.randrange(number) if rng.random() < garbled else None
         found = ratings_of(reply(felt, preference, lost), number)
         if found is None:

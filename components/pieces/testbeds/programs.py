@@ -1,4 +1,4 @@
-"""Testbed `programs`: instructions on a number, each with four programs of different style, right and wrong."""
+"""Testbed `programs`: instructions on a number, with programs of good or bad style, right and wrong."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def programs(
     `rewards.program` runs: 729 of two steps, each at most once. Read the splits with `data.columns: {split:
     split}`.
 
-    `sft`, rows {id, prompt, completion, meta}, for each of `instructed` instructions as many `demonstrations`:
-    right programs, each by a generator of good or bad style at even odds; `rated`, prompts {id, prompt, meta} with one of five preferences in
-    `meta["preference"]`, which the prompt does not tell, and in `meta["answers"]` four programs in random
-    order, one by each generator: good or bad style, right or wrong; `test`, 96 prompts {id, prompt, meta}.
-    Style is four traits, each good with probability `fine` or `coarse` (`program`). `meta["steps"]` has the
-    steps of the instruction.
+    `sft`, `demonstrations` rows {id, prompt, completion, meta} for each of `instructed` instructions: right
+    programs, each by a generator of good or bad style at even odds; `rated`, prompts {id, prompt, meta} with
+    one of five preferences in `meta["preference"]`, which the prompt does not tell, and in `meta["answers"]`
+    four programs in random order, one by each generator: good or bad style, right or wrong; `test`, 96
+    prompts {id, prompt, meta}. Style is four traits, each good with probability `fine` or `coarse`
+    (`program`). `meta["steps"]` has the steps of the instruction.
 
     Shows: whether learning from ratings of one preference an instruction raises all of them, and what it
     costs in right programs, when four in five ratings say nothing about these. Does not show: programs with

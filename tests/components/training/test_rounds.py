@@ -25,7 +25,10 @@ from ratchet.components.types import Context, Group, Prompt, Trajectory
 def group(name: str, *texts: str) -> Group:
     return Group(
         Prompt(
-            name, ({"role": "user", "content": "?"},), answer="2", meta={"accepted": ["2"], "language": 2}
+            name,
+            ({"role": "user", "content": "?"},),
+            answer="2",
+            meta={"accepted": ["2"], "language": 2, "steps": ["plus 2"], "preference": "style"},
         ),
         tuple(
             Trajectory(
