@@ -28,13 +28,13 @@ def sentences_of(text: str) -> list[list[str]]:
 
 
 def shares(words: list[str]) -> dict[str, float]:
-    """Share of a sentence's words that belong to each aspect, of at least four words.
+    """Share of a sentence's words, of at least four, that belong to each aspect; a word said again counts once.
 
-    >>> shares(["new", "odd", "easy", "so"])
+    >>> shares(["new", "odd", "easy", "easy"])
     {'novelty': 0.5, 'feasibility': 0.25, 'effect': 0.0}
     """
     size = max(LENGTH, len(words))
-    return {name: sum(word in own for word in words) / size for name, own in ASPECTS.items()}
+    return {name: len(set(words) & set(own)) / size for name, own in ASPECTS.items()}
 
 
 def scores(text: str) -> dict[str, float]:

@@ -18,13 +18,14 @@ TEST, UNANSWERED = 60, 60
 
 
 def idea(aspects: list[str | None], pure: float, rng: random.Random) -> str:
-    """Sentences of four words each. A word of a sentence with an aspect belongs to it with probability
-    `pure`; every other word is any word, of an aspect or neutral.
+    """Sentences of four words each. In a sentence with an aspect, each of the aspect's four words is said with
+    probability `pure`, in any order; every other word is any word, of an aspect or neutral.
     """
     every = [word for own in (*ASPECTS.values(), NEUTRAL) for word in own]
     said = [
         " ".join(
-            rng.choice(ASPECTS[aspect] if aspect and rng.random() < pure else every) for _ in range(LENGTH)
+            word if aspect and rng.random() < pure else rng.choice(every)
+            for word in rng.sample(ASPECTS[aspect or "effect"], LENGTH)
         )
         for aspect in aspects
     ]

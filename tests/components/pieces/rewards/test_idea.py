@@ -19,6 +19,7 @@ def test_a_score_is_the_largest_share_of_a_sentence() -> None:
     assert scores(text) == {"novelty": 0.5, "feasibility": 0.6, "effect": 0.0}
     assert scores("new") == {"novelty": 0.0, "feasibility": 0.0, "effect": 0.0}, "no sentence ends"
     assert scores("new.")["novelty"] == 0.25, "of at least four words"
+    assert scores("new new new odd.")["novelty"] == 0.5, "a word said again counts once"
 
 
 def test_rewards_are_the_scores_and_their_harmonic_mean() -> None:
@@ -32,7 +33,7 @@ def test_rewards_are_the_scores_and_their_harmonic_mean() -> None:
 
 
 def test_emphases_name_the_aspect_of_each_sentence_and_the_end() -> None:
-    assert emphases("so nice so easy easy. new good so so.") == ["feasibility", "novelty", "end"]
+    assert emphases("so nice so easy cheap. new good so so.") == ["feasibility", "novelty", "end"]
 
 
 def test_plans_are_those_of_good_ideas_and_held_out_prompts_occur_nowhere_else() -> None:
