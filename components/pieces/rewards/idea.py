@@ -28,7 +28,7 @@ def sentences_of(text: str) -> list[list[str]]:
 
 
 def shares(words: list[str]) -> dict[str, float]:
-    """Share of a sentence's words, of at least four, that belong to each aspect; a word said again counts once.
+    """Share of a sentence's words, of at least four, that belong to each aspect; a repeated word counts once.
 
     >>> shares(["new", "odd", "easy", "easy"])
     {'novelty': 0.5, 'feasibility': 0.25, 'effect': 0.0}

@@ -18,8 +18,8 @@ TEST, UNANSWERED = 60, 60
 
 
 def idea(aspects: list[str | None], pure: float, rng: random.Random) -> str:
-    """Sentences of four words each. In a sentence with an aspect, each of the aspect's four words is said with
-    probability `pure`, in any order; every other word is any word, of an aspect or neutral.
+    """Sentences of four words each. In a sentence with an aspect, each of the aspect's four words is said
+    with probability `pure`, in any order; every other word is any word, of an aspect or neutral.
     """
     every = [word for own in (*ASPECTS.values(), NEUTRAL) for word in own]
     said = [
