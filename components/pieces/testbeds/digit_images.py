@@ -150,7 +150,8 @@ def _commented(verbose: float, terse: float, rng: random.Random) -> tuple[bool, 
     draw = rng.random()
     if draw < verbose + terse:
         return draw < verbose, draw >= verbose
-    return (rng.random() < 0.5,) * 2
+    both = rng.random() < 0.5
+    return both, both
 
 
 def _reply(text: str) -> list[dict[str, str]]:
