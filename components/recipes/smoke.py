@@ -104,6 +104,8 @@ def _online(online: Online, count: int) -> Online:
         online,
         rounds=rounds,
         prompts_per_round=prompts,
+        start=min(online.start, rounds),
+        roles={name: replace(role, start=min(role.start, rounds)) for name, role in online.roles.items()},
         by_round=by_round,
         watch=replace(online.watch, kl_prompts=min(online.watch.kl_prompts, prompts)),
         health={name: replace(rule, action="warn") for name, rule in online.health.items()},
