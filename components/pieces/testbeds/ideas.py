@@ -40,12 +40,17 @@ def emphases(text: str) -> list[str]:
 
 @piece(paper="arXiv:2412.14626")
 def ideas(
-    *, size: Natural = 600, seed: Natural = 0, focused: Share = 0.3, pure: Share = 0.8, planned: Share = 0.7
+    *,
+    demonstrations: Natural = 600,
+    seed: Natural = 0,
+    focused: Share = 0.3,
+    pure: Share = 0.8,
+    planned: Share = 0.7,
 ) -> Iterator[dict[str, Any]]:
     """Ideas on a subject: "new odd for rare. easy safe one cheap. great nice fine good." Read the splits with
-    `data.columns: {split: split}`. `sft`, `size` rows {id, prompt, completion}: in a share `focused` of them
-    each sentence has an aspect of its own, in random order, to which a word belongs with probability `pure`
-    (and a fifth of the others by chance); in the rest every word is any of 16. `sft_plan`, rows {id, prompt,
+    `data.columns: {split: split}`. `sft`, `demonstrations` rows {id, prompt, completion}: in a share of
+    `focused` each sentence has an aspect of its own, in random order, to which a word belongs with probability
+    `pure` (and a fifth of the others by chance); in the rest every word is any of 16. `sft_plan`, rows {id, prompt,
     completion}, four for every idea of `sft` whose three scores (`rewards.idea`) have a minimum of at least
     `planned`: what is said so far, and the aspect that the next sentence has most of, or "end". `prompts`
     and `test` have 60 prompts {id, prompt} each, which occur nowhere else.
@@ -62,7 +67,7 @@ def ideas(
     for split, texts in held.items():
         for number, text in enumerate(texts):
             yield {"id": f"idea-{seed}-{split}-{number}", "split": split, "prompt": _turn("user", text)}
-    for number in range(size):
+    for number in range(demonstrations):
         question = rng.choice(prompts[TEST + UNANSWERED :])
         order: list[str | None] = list(rng.sample(list(ASPECTS), SENTENCES))
         text = idea(order if rng.random() < focused else [None] * SENTENCES, pure, rng)

@@ -63,7 +63,8 @@ def test_plans_are_those_of_good_ideas_and_held_out_prompts_occur_nowhere_else()
 
 def test_words_of_focused_sentences_are_pure_to_the_stated_share() -> None:
     """0.8 + 0.2 / 4 of the words belong to the sentence's aspect; of others a quarter to each aspect."""
-    focused = [r["completion"][0]["content"] for r in ideas(focused=1.0, size=500) if r["split"] == "sft"]
+    rows = ideas(focused=1.0, demonstrations=500)
+    focused = [r["completion"][0]["content"] for r in rows if r["split"] == "sft"]
     own = [
         word in ASPECTS[name]
         for text in focused
