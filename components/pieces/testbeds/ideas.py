@@ -47,13 +47,14 @@ def ideas(
     pure: Share = 0.8,
     planned: Share = 0.7,
 ) -> Iterator[dict[str, Any]]:
-    """Ideas on a subject: "new odd for rare. easy safe one cheap. great nice fine good." Read the splits with
-    `data.columns: {split: split}`. `sft`, `demonstrations` rows {id, prompt, completion}: in a share of
-    `focused` each sentence has an aspect of its own, in random order, to which a word belongs with probability
-    `pure` (and a fifth of the others by chance); in the rest every word is any of 16. `sft_plan`, rows {id, prompt,
-    completion}, four for every idea of `sft` whose three scores (`rewards.idea`) have a minimum of at least
-    `planned`: what is said so far, and the aspect that the next sentence has most of, or "end". `prompts`
-    and `test` have 60 prompts {id, prompt} each, which occur nowhere else.
+    """Ideas on a subject: "new odd for rare. easy safe one cheap. great nice fine good." Read the splits
+    with `data.columns: {split: split}`. `sft`, `demonstrations` rows {id, prompt, completion}: in a share
+    of `focused` each sentence has an aspect of its own, in random order, to which a word belongs with
+    probability `pure` (and a fifth of the others by chance); in the rest every word is any of 16.
+    `sft_plan`, rows {id, prompt, completion}, four for every idea of `sft` whose three scores
+    (`rewards.idea`) have a minimum of at least `planned`: what is said so far, and the aspect that the
+    next sentence has most of, or "end". `prompts` and `test` have 60 prompts {id, prompt} each, which
+    occur nowhere else.
 
     Shows: whether strengths of controllers that change from sentence to sentence meet aims that compete for
     the words of a sentence, where strengths that stay must divide every sentence. Does not show: ideas, or
