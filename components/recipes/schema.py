@@ -225,7 +225,7 @@ class Online:
     ] = ()  # columns computed before each optimiser step, under the weights of that moment
     start: Count = 1  # first step in which the policy learns, after the further roles
     roles: Mapping[str, Role] = field(default_factory=dict)  # further models trained beside the policy
-    value_head: Bool = False  # train a value head beside the policy, for advantages of a learned baseline
+    value_head: Bool = False  # train a value head on the policy, for advantages with a learned baseline
     max_failed: Share = 0.1  # share of failed rewards that stops the run
     watch: Watch = field(default_factory=Watch)  # what each round measures besides rewards
     health: Mapping[str, Rule] = field(default_factory=dict)  # health rules by name

@@ -101,7 +101,7 @@ def digit_images(
     in `meta` (`chosen`, `rejected`) for the measure `user_accuracy`: in a quarter of the rows the right
     answer alone has a comment, in a quarter the wrong one, in the others both or none, so that a reward of
     length is right in half of them. With `exchanged` images, pairs and test rows are those of the next image
-    of the split: no answer can be told from its prompt.
+    of the split: no prompt says which answer is right.
 
     Shows: whether a reward model reads the image of a prompt, and what a bias of the labels for long answers
     costs. Does not show: encoders of pictures, questions beyond recognition, or a bias that lengths do not

@@ -56,6 +56,7 @@ class Mixture(Engine):
     """Stands for `MixedEngine`: writes the controller's first letter and a stop, or ends after `policy`."""
 
     made: list[dict[str, float]]
+    seeds: list[int]
 
     def __init__(self, engines: Any, weights: Any) -> None:
         super().__init__("mixture")
@@ -65,6 +66,7 @@ class Mixture(Engine):
     def generate(self, requests: Any) -> list[list[Sample]]:
         for request in requests:
             assert set(request.stop_strings) == {".", "!", "?"}
+            self.seeds.append(request.seed)
         (name,) = [one for one in self.given if one != "policy"] or [""]
         tokens = (ord(name[0]), ord(".")) if name else (END,)
         return [
@@ -75,7 +77,7 @@ class Mixture(Engine):
 
 def answered(planner: Planner, monkeypatch: pytest.MonkeyPatch, **options: Any):
     monkeypatch.setattr(mixed, "MixedEngine", Mixture)
-    Mixture.made = []
+    Mixture.made, Mixture.seeds = [], []
     spec = {
         "name": "by_sentence",
         "planner": "planner",
@@ -101,6 +103,9 @@ def test_every_sentence_has_the_controller_that_the_planner_names(monkeypatch: p
         assert trajectory.mask == [False] * 5 + [True] * 7, "six characters and the end"
         assert trajectory.logprobs == [0.0] * 5 + [-1.0] * 7
     assert Mixture.made == [{"policy": -1.0, "red": 2.0}, {"policy": 0.5, "blue": 0.5}, {"policy": 1.0}]
+    assert len(set(Mixture.seeds)) == len(Mixture.seeds) == 4 * 4, (
+        "every sentence has random numbers of its own"
+    )
     assert planner.asked[:2] == ["on 0? | ", "on 1? | "], "equal questions are asked once"
     assert "on 0? | r.b." in planner.asked and len(planner.asked) == 8
     assert asked("why?", " a. ") == "why? | a."
