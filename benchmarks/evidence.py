@@ -5,19 +5,20 @@ r"""`python -m benchmarks.evidence`: the table of docs/results.md, out of runs t
         --first-seed 2 --set data.seed=2 --metric final.reward.instructions
     python -m benchmarks.evidence --first-seed 2 --set data.seed=2
 
-Rates and differences are means over seeds and held-out prompts; their 95 % intervals draw seeds and prompts
-anew (`interval`), and every difference is paired by seed and prompt.
+Rates and differences are means over seeds and held-out prompts, with 95 % t-intervals for new seeds and new
+prompts (`components/evaluation/verdicts.py`, as `ratchet compare`); every difference is paired by seed and
+prompt.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from ratchet.components.data.groups import read_groups
+from ratchet.components.evaluation.verdicts import Effect, crossed
 from ratchet.components.piece import build
 from ratchet.components.types import Context
 from ratchet.tasks.pipeline import Pipeline
@@ -37,22 +38,6 @@ SLICES = {
     "held-out families": ("new_family",),
 }
 Values = dict[str, np.ndarray]
-
-
-def interval(matrix: np.ndarray, *, draws: int = 10_000, seed: int = 0) -> dict[str, float]:
-    """Mean of (seeds, prompts) with a 95 % bootstrap interval that draws seeds and, within them, prompts
-    anew.
-
-    Drawing both says how far the result would move with other seeds and other prompts. With n seeds the
-    spread between seeds is underestimated by (n - 1) / n, as in any plain bootstrap of few units.
-    """
-    rng = np.random.default_rng(seed)
-    count, prompts = matrix.shape
-    rows = rng.integers(0, count, (draws, count))
-    columns = rng.integers(0, prompts, (draws, prompts))
-    means = np.stack([matrix[r][:, c].mean() for r, c in zip(rows, columns, strict=True)])
-    low, high = np.quantile(means, [0.025, 0.975])
-    return {"mean": float(matrix.mean()), "low": float(low), "high": float(high)}
 
 
 def verified(path: Path) -> tuple[np.ndarray, list[str]]:
@@ -88,8 +73,8 @@ def collect(recipes: list[str], seeds: range, home: Path, overrides: list[str]) 
     return {title: np.stack(matrix) for title, matrix in rows.items()}, np.array(kinds)
 
 
-def percent(found: Mapping[str, float], sign: str = "") -> str:
-    mean, low, high = (100 * found[end] for end in ("mean", "low", "high"))
+def percent(effect: Effect, sign: str = "") -> str:
+    mean, low, high = (100 * end for end in (effect.mean, effect.low, effect.high))
     return f"{mean:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
 
 
@@ -106,7 +91,7 @@ def table(values: Values, kinds: np.ndarray) -> str:
     for title, matrix in values.items():
         lines.append(
             f"| {title} | "
-            + " | ".join(percent(interval(matrix[:, np.isin(kinds, own)])) for own in SLICES.values())
+            + " | ".join(percent(crossed(matrix[:, np.isin(kinds, own)])) for own in SLICES.values())
             + " |"
         )
     first = next(title for title in values if title not in ("base", "SFT"))
@@ -114,7 +99,7 @@ def table(values: Values, kinds: np.ndarray) -> str:
         gaps = values[first] - values[other]
         lines.append(
             f"| **{first} − {other}**, points | "
-            + " | ".join(percent(interval(gaps[:, np.isin(kinds, own)]), "+") for own in SLICES.values())
+            + " | ".join(percent(crossed(gaps[:, np.isin(kinds, own)]), "+") for own in SLICES.values())
             + " |"
         )
     for title, matrix in values.items():

@@ -35,8 +35,8 @@ from ratchet.components.recipes.schema import Recipe
 from ratchet.components.recipes.sections import Parser, Spec
 from ratchet.components.recipes.splits import Split
 from ratchet.components.recipes.yaml_files import shipped
-from ratchet.flows.catalogue import families, page, plotted, slug
-from ratchet.flows.catalogue import link as paper
+from ratchet.flows.catalogue import arxiv_link as paper
+from ratchet.flows.catalogue import claims_svg, families, page, slug
 from ratchet.flows.claim_records import filled as filled_claims
 from ratchet.flows.claim_records import freshness, read, sentence
 
@@ -99,7 +99,7 @@ def family_pages() -> dict[str, str]:
     stored, found = read(), {}
     for one, recipes in by_family().items():
         found[f"{slug(one)}.md"] = page(one, recipes, stored)
-        if plot := plotted(recipes, stored):
+        if plot := claims_svg(recipes, stored):
             found[f"{slug(one)}.svg"] = plot
     return found
 

@@ -127,7 +127,7 @@ def run(
     from ratchet.components.recipes.check_data import check_files
     from ratchet.flows.display import Display, open_console
     from ratchet.flows.running import finished
-    from ratchet.flows.startup import quiet_platforms, servers
+    from ratchet.flows.startup import servers, set_environment_defaults
     from ratchet.tasks.pipeline import Pipeline
 
     one, home = recipe if isinstance(recipe, Recipe) else load_recipe(recipe), Path(home)
@@ -141,8 +141,8 @@ def run(
             return Run(pipeline.run.path)
         for warning in checked.warnings:
             console.print(f"WARNING: {warning}", markup=False)
-        quiet_platforms(home)
-        with servers(forks=pipeline.profile.launch == "child"), Display(console) as display:
+        set_environment_defaults(home)
+        with servers(fork_server=pipeline.profile.launch == "child"), Display(console) as display:
             from prefect.exceptions import Abort
 
             from ratchet.flows.post_training import post_training
@@ -193,9 +193,9 @@ class one_sentence:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        from ratchet.flows.running import outside
+        from ratchet.flows.running import environment_error
 
         if isinstance(error, RatchetError):
             raise error.with_traceback(None) from None
-        if isinstance(error, Exception) and (why := outside(error)) is not None:
+        if isinstance(error, Exception) and (why := environment_error(error)) is not None:
             raise ServiceError(f"{redacted(why)}; finished work is kept, the same call resumes") from None

@@ -1,5 +1,5 @@
-"""The catalogue of recipes: families, and what a recipe is: five lines, equation, defaults, claim with a
-plot.
+"""The catalogue of recipes: their families, and a description of each (five lines, equation, option defaults,
+measured claim with a plot).
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ FAMILIES = (
 
 
 def family(recipe: Recipe) -> str:
-    """Family of a recipe: by how it learns online, else decoding, else by the last thing that it trains."""
+    """Family of a recipe: by how it learns online; else decoding; else offline, reward model or SFT, by
+    what it trains; "Evaluation alone" if it trains nothing.
+    """
     phases = sections(recipe)
     trained = [one.section for one in phases]
     online = [section for section in trained if isinstance(section, Online)]
@@ -47,8 +49,8 @@ def family(recipe: Recipe) -> str:
 
 
 def _learns_reward(phase: Phase) -> bool:
-    """Whether a phase trains a reward model, or weights that no later phase goes on with, by objectives that
-    read no log-probs: as a policy these are of no use.
+    """Whether a phase trains a reward model: a `reward` phase, or a `learn` phase that does not advance the
+    policy and whose objectives use no log-probs.
     """
     if isinstance(phase.section, Reward):
         return True
@@ -86,23 +88,23 @@ def summary(recipe: Recipe, stored: Mapping[str, Verdict]) -> list[str]:
     """What a recipe is in five lines: about, family and paper, difference from its base, pieces with their
     papers, claim with what was measured of it.
     """
-    own = ", ".join(f"{key}: {flow(value)}" for key, value in difference(recipe.name).items())
+    own = ", ".join(f"{key}: {yaml_line(value)}" for key, value in own_keys(recipe.name).items())
     return [
         f"{recipe.name}: {recipe.about}",
         f"family    {family(recipe)}, {recipe.paper}",
         f"base      {recipe.base or 'none'}{f'; its own keys: {own}' if own else ''}",
         f"pieces    {', '.join(pieces(recipe))}",
-        f"claim     {measured(recipe, stored)}",
+        f"claim     {claim_text(recipe, stored)}",
     ]
 
 
-def flow(value: Any) -> str:
+def yaml_line(value: Any) -> str:
     """A value as YAML on one line, as a recipe has it: `[{name: reinforce}]`, `null`."""
     text = yaml.safe_dump(plain(value), default_flow_style=True, sort_keys=False, width=math.inf)
     return text.removesuffix("...\n").strip()
 
 
-def measured(recipe: Recipe, stored: Mapping[str, Verdict]) -> str:
+def claim_text(recipe: Recipe, stored: Mapping[str, Verdict]) -> str:
     """The claim of a recipe in words, and the stored verdict on it."""
     if recipe.claim is None:
         return "none"
@@ -190,30 +192,30 @@ def page(title: str, recipes: Mapping[str, Recipe], stored: Mapping[str, Verdict
         f"# {title}",
         "`ratchet recipes explain NAME` prints more. [All methods](../methods.md) · [Claims](../claims.md)",
     ]
-    if plotted(recipes, stored):
+    if claims_svg(recipes, stored):
         parts += [
             f"![Measured claims of this family]({slug(title)}.svg)",
             "Differences with intervals, each row at its own scale; dashed: the smallest effect of interest.",
         ]
     for name, recipe in recipes.items():
-        changed_keys = "; ".join(f"`{key}: {flow(value)}`" for key, value in difference(name).items())
+        changed_keys = "; ".join(f"`{key}: {yaml_line(value)}`" for key, value in own_keys(name).items())
         parts += [
             f"## {name}",
             recipe.about,
             "\n".join(
                 [
-                    f"* Paper: {link(recipe.paper)}",
+                    f"* Paper: {arxiv_link(recipe.paper)}",
                     f"* Base: `{recipe.base}`" + (f"; its own keys: {changed_keys}" if changed_keys else ""),
                     f"* Pieces: {', '.join(pieces(recipe))}",
                     *(f"* `{piece}`: {text}" for piece, text in equations(recipe).items()),
-                    f"* Claim: {result(recipe, stored)}",
+                    f"* Claim: {claim_markdown(recipe, stored)}",
                 ]
             ),
         ]
     return "\n\n".join(parts) + "\n"
 
 
-def result(recipe: Recipe, stored: Mapping[str, Verdict]) -> str:
+def claim_markdown(recipe: Recipe, stored: Mapping[str, Verdict]) -> str:
     """The claim in words with its stored verdict, whether or not the verdict is stale."""
     if recipe.claim is None:
         return "none; it is a control or an example"
@@ -224,7 +226,7 @@ def result(recipe: Recipe, stored: Mapping[str, Verdict]) -> str:
     return f"{sentence(recipe.claim)}: **{verdict.verdict}**, {effects}, {verdict.seeds} seeds"
 
 
-def plotted(recipes: Mapping[str, Recipe], stored: Mapping[str, Verdict]) -> str:
+def claims_svg(recipes: Mapping[str, Recipe], stored: Mapping[str, Verdict]) -> str:
     """SVG of the measured claims of a family; empty if there are none."""
     rows = [
         row
@@ -235,20 +237,20 @@ def plotted(recipes: Mapping[str, Recipe], stored: Mapping[str, Verdict]) -> str
     return svg(rows) if rows else ""
 
 
-def link(identifier: str) -> str:
+def arxiv_link(identifier: str) -> str:
     """An arXiv identifier as a Markdown link."""
     arxiv_id = identifier.removeprefix("arXiv:")
     return f"[{arxiv_id}](https://arxiv.org/abs/{arxiv_id})" if arxiv_id != identifier else identifier
 
 
-def difference(name: str) -> dict[str, Any]:
-    """What a shipped recipe sets over its base, as dotted keys; empty for a recipe of one's own."""
+def own_keys(name: str) -> dict[str, Any]:
+    """What a shipped recipe changes against its base, as dotted keys; empty for a user's recipe."""
     path = shipped().get(name)
     if path is None:
         return {}
     raw = read_yaml(path, "")
-    words = ("schema", "base", "about", "paper", "claim", "name")
-    return dict(_dotted({key: value for key, value in raw.items() if key not in words}))
+    not_settings = ("schema", "base", "about", "paper", "claim", "name")
+    return dict(_dotted({key: value for key, value in raw.items() if key not in not_settings}))
 
 
 def _dotted(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
@@ -262,19 +264,19 @@ def _dotted(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
 def pieces(recipe: Recipe) -> list[str]:
     """The pieces that a recipe names, with their papers."""
     known = {name: one for slot in SLOTS for name, one in catalogue(slot).items()}
-    used = dict.fromkeys(name for name in _named(plain(recipe)) if name in known)
+    used = dict.fromkeys(name for name in _piece_names(plain(recipe)) if name in known)
     return [f"{name} ({paper})" if (paper := known[name].paper) else name for name in used]
 
 
-def _named(value: Any) -> Iterator[str]:
+def _piece_names(value: Any) -> Iterator[str]:
     if isinstance(value, Mapping):
         if isinstance(value.get("name"), str):
             yield value["name"]
         for key, inner in value.items():
             if key != "claim":
-                yield from _named(inner)
+                yield from _piece_names(inner)
     elif isinstance(value, (list, tuple)):
         for inner in value:
-            yield from _named(inner)
+            yield from _piece_names(inner)
     elif isinstance(value, str) and value.startswith("generate:"):
         yield value.removeprefix("generate:").partition("?")[0]

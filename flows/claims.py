@@ -131,11 +131,11 @@ def check_claims(
     workers: int = 2,
     profile: str | None = None,
     max_seeds: int | None = None,
-    settled: Callable[[Verdict], None] = lambda verdict: None,
+    on_verdict: Callable[[Verdict], None] = lambda verdict: None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Verdict]:
-    """Check the claims of `recipes` with products in `home`. `settled` is called with each verdict as soon as
-    it is reached. `RecipeError` before anything is started for an unknown recipe or one without a claim.
+    """Check the claims of `recipes` with products in `home`. `on_verdict` is called with each verdict as soon
+    as it is reached. `RecipeError` before anything is started for an unknown recipe or one without a claim.
     """
     opened, graph = Opened(home, profile), Graph()
     checks = [_check(name, max_seeds) for name in recipes]
@@ -148,7 +148,7 @@ def check_claims(
                 if verdict := _settle(check, opened, graph):
                     checks.remove(check)
                     verdicts.append(verdict)
-                    settled(verdict)
+                    on_verdict(verdict)
             if checks:
                 _work(graph, pool, progress)
     return verdicts

@@ -30,8 +30,8 @@ from ratchet.flows.commands.promote import promote, rollback
 from ratchet.flows.commands.recipes import app as recipes_app
 from ratchet.flows.commands.reproduce import reproduce
 from ratchet.flows.commands.show import print_outcome, runs, show
-from ratchet.flows.running import finished, outside
-from ratchet.flows.startup import quiet_platforms, servers
+from ratchet.flows.running import environment_error, finished
+from ratchet.flows.startup import servers, set_environment_defaults
 from ratchet.tasks.process.locks import IfRunning
 
 app = typer.Typer(
@@ -41,8 +41,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(recipes_app, name="recipes")
-_displayed = TyperOption.display_type_rich
-TyperOption.display_type_rich = lambda option, ctx: "" if option.is_flag else _displayed(option, ctx)  # pyright: ignore[reportAttributeAccessIssue]  else help says `--yes <bool>`
+_type_in_help = TyperOption.display_type_rich
+TyperOption.display_type_rich = lambda option, ctx: "" if option.is_flag else _type_in_help(option, ctx)  # pyright: ignore[reportAttributeAccessIssue]  else help says `--yes <bool>`
 
 
 def _print_version(value: bool) -> None:
@@ -87,14 +87,14 @@ def run(
         console.print(
             f"Nothing to do: all {len(pipeline.stages)} stages of run {pipeline.run.name} are finished."
         )
-        _where(console, pipeline)
+        _print_result(console, pipeline)
         return
     print_plan(console, pipeline)
     for warning in checked.warnings:
         console.print(f"WARNING: {warning}", markup=False)
-    quiet_platforms(home)
+    set_environment_defaults(home)
     try:
-        with servers(forks=pipeline.profile.launch == "child"), Display(console) as display:
+        with servers(fork_server=pipeline.profile.launch == "child"), Display(console) as display:
             from prefect.exceptions import Abort
 
             from ratchet.flows.post_training import post_training
@@ -113,13 +113,13 @@ def run(
             except Abort:  # cancelled in the Prefect UI
                 raise KeyboardInterrupt from None
             except RatchetError:
-                _where(console, pipeline)
+                _print_result(console, pipeline)
                 raise
     except KeyboardInterrupt:  # Ctrl-C, also while servers start
         console.print("Stopped. Finished stages and checkpoints are kept; the same command resumes.")
         raise typer.Exit(130) from None
     console.print(display.table())
-    _where(console, pipeline)
+    _print_result(console, pipeline)
     if postponed := done.get("registered", {}).get("postponed"):
         raise ServiceError(f"all stages are finished, but nothing is registered yet: {postponed}")
 
@@ -151,10 +151,10 @@ def stage(
     set: Set = [],  # noqa: B006
     profile: ProfileOption = None,
 ) -> None:
-    """Run one DVC stage of a recipe and write its data where dvc.yaml expects them; called by `dvc repro`."""
+    """Run one DVC stage of a recipe and write its outputs where dvc.yaml expects; `dvc repro` calls it."""
     from ratchet.flows.part import run_part
 
-    quiet_platforms(home)
+    set_environment_defaults(home)
     with (
         servers() if part not in ("fetch", "curate") else contextlib.nullcontext()
     ):  # these parts run without a flow
@@ -187,14 +187,16 @@ for command in (
 
 
 def main() -> None:
-    """Entry point: prints one sentence for a `RatchetError` (exit code 2 for `RecipeError`, otherwise 1)."""
+    """Entry point. A `RatchetError` is one line with exit code 2 (`RecipeError`) or 1, and so is an error of
+    the environment (disk full, server unreachable); other errors keep their traceback.
+    """
     try:
         app()
     except RatchetError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2 if isinstance(error, RecipeError) else 1)
     except Exception as error:
-        why = outside(error)
+        why = environment_error(error)
         if why is None:
             raise
         typer.echo(f"error: {redacted(why)}; finished work is kept, the same command resumes", err=True)
@@ -203,12 +205,12 @@ def main() -> None:
         freeze()  # skips a garbage collection of about 1 s at exit
 
 
-def _where(console: Any, pipeline: Any) -> None:
+def _print_result(console: Any, pipeline: Any) -> None:
     """Print the run's outcome and the paths of its outputs."""
     from ratchet.tasks.tracking.outcome import outcome
 
     final = next(
-        (s for s in reversed(pipeline.stages.values()) if s.kind == "weights" and s.name not in ("gold",)),
+        (s for s in reversed(pipeline.stages.values()) if s.kind == "weights" and s.name != "gold"),
         None,
     )
     if (pipeline.run.path / "run.json").exists():

@@ -15,7 +15,7 @@ from rich.table import Column, Table
 
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.types import Artifact
-from ratchet.tasks.tracking.outcome import headline, records, result
+from ratchet.tasks.tracking.outcome import record_counts, stage_cell, stage_headline
 
 SHOWN = ("loss", "accuracy", "validation", "margin", "tokens_per_second")
 
@@ -132,14 +132,14 @@ class Display:
 
     def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None:
         self._drop()
-        self.rows.append((stage.title, "kept" if reused else "made", seconds, result(artifact.meta)))
+        self.rows.append((stage.title, "kept" if reused else "made", seconds, stage_cell(artifact.meta)))
         if not reused:
             self.console.print(
-                f"{stage.title}: done in {seconds:.0f} s  {headline(artifact.meta)}",
+                f"{stage.title}: done in {seconds:.0f} s  {stage_headline(artifact.meta)}",
                 highlight=False,
                 markup=False,
             )
-            if counted := records(artifact.meta):
+            if counted := record_counts(artifact.meta):
                 self.console.print(f"{stage.title}: records: {counted}", highlight=False, markup=False)
 
     def failed(self, stage: Stage, error: BaseException) -> None:

@@ -15,7 +15,7 @@ from ratchet.components.stages import WAITING
 from ratchet.components.stages.ask import Waiting
 from ratchet.flows.commands.options import Until
 from ratchet.flows.parts import version
-from ratchet.tasks.data.drift import watch_data, watch_results
+from ratchet.tasks.data.drift import check_data_drift, check_result_drift
 from ratchet.tasks.labels.suspension import deployed_flow_run, suspend, unanswered_queue
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.process.cancelling import cancel_on_prefect_request
@@ -61,7 +61,7 @@ def post_training(
         watched(pipeline, display) as tracking,
     ):
         curate(pipeline)
-        watch_data(pipeline)
+        check_data_drift(pipeline)
         if until == "curate":
             return {"run": pipeline.run.name}
         if (queue := make_part(pipeline, "train", gpus, deployed_flow_run())) is not None:
@@ -70,7 +70,7 @@ def post_training(
             make_part(pipeline, "evaluate", gpus)
         if until in ("train", "evaluate"):
             return {"run": pipeline.run.name}
-        watch_results(pipeline)
+        check_result_drift(pipeline)
         registered = register_run(pipeline, tracking.run_id(wait_seconds=30))
         versions = {
             stage: f"{model_of(pipeline, stage)}:{number}"

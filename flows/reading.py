@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.storage.store import read_manifest
 from ratchet.flows.reward_scores import RewardModel
-from ratchet.tasks.tracking.outcome import outcome, result, verdict_of
+from ratchet.tasks.tracking.outcome import outcome, short_result, stage_cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,7 +57,7 @@ class Run:
     @property
     def verdict(self) -> str:
         """Short result of the gates and the comparison with the champion; empty without either."""
-        return verdict_of(outcome(self.path))
+        return short_result(outcome(self.path))
 
     @property
     def registered(self) -> dict[str, str]:
@@ -93,7 +93,7 @@ class Run:
                     "stage": stage["name"],
                     "made": stage["made"],
                     "seconds": stage["meta"].get("seconds", float("nan")),
-                    "result": result(stage["meta"]),
+                    "result": stage_cell(stage["meta"]),
                     "path": self.stage(stage["name"]) if stage["made"] else None,
                 }
                 for stage in stages

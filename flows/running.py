@@ -25,7 +25,7 @@ OUTSIDE = (
 )
 
 
-def outside(error: BaseException | None) -> str | None:
+def environment_error(error: BaseException | None) -> str | None:
     """One sentence for an error of the environment (Prefect server unreachable, disk full, ...) in the
     exception's chain; None for any other.
     """

@@ -10,7 +10,7 @@ from pathlib import Path
 from ratchet.tasks.process.prefect_server import STARTUP, start
 
 
-def quiet_platforms(home: Path) -> None:
+def set_environment_defaults(home: Path) -> None:
     """Set environment variables that Prefect, MLflow and tokenizers read at import. Variables that are
     already set are kept.
     """
@@ -34,9 +34,9 @@ def quiet_platforms(home: Path) -> None:
 
 
 @contextlib.contextmanager
-def servers(forks: bool = False) -> Iterator[None]:
-    """Start the stages' fork server (if `forks`) and, unless PREFECT_API_URL is set, a local Prefect server,
-    in parallel with the import of Prefect. `ServiceError` if the server does not answer.
+def servers(fork_server: bool = False) -> Iterator[None]:
+    """Start the stages' fork server (if `fork_server`) and, unless PREFECT_API_URL is set, a local Prefect
+    server, in parallel with the import of Prefect. `ServiceError` if the server does not answer.
     """
     from ratchet.tasks.process.orphans import reap_children_on_exit
 
@@ -44,7 +44,7 @@ def servers(forks: bool = False) -> Iterator[None]:
     own = None
     if "PREFECT_API_URL" not in os.environ:
         own = start(Path(os.environ["PREFECT_HOME"]))
-    if forks:
+    if fork_server:
         from ratchet.tasks.process.launch import prepare
 
         prepare()

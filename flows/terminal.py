@@ -1,4 +1,4 @@
-"""Output to a terminal while a model answers: printable text, and control-C that stops an answer only."""
+"""Output to a terminal while a model answers: printable text, and Ctrl-C that stops the answer alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Tail:
-    """The last lines of a renderable that may be higher than the screen."""
+    """The last lines of a renderable that may be taller than the screen."""
 
     def __init__(self, whole: Any) -> None:
         self.whole = whole
@@ -35,7 +35,9 @@ def printable(text: str) -> str:
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[Callable[[], bool]]:
-    """Yields a function that is true after Ctrl-C; meanwhile SIGINT and key echo are off."""
+    """While active, Ctrl-C sets a flag instead of raising KeyboardInterrupt, and typed keys are not echoed.
+    Yields a function that tells whether Ctrl-C was pressed.
+    """
     pressed = []
     before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
     try:

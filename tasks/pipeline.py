@@ -25,7 +25,7 @@ from ratchet.components.storage.store import RunDirectory, Store, Workspace, dig
 from ratchet.components.types import Artifact
 from ratchet.tasks.machine.provenance import machine, packages, revision
 from ratchet.tasks.process.launch import launch
-from ratchet.tasks.process.ranks import ready
+from ratchet.tasks.process.ranks import require_packages
 from ratchet.tasks.registry.registry_sources import bring, resolved
 
 log = logging.getLogger("ratchet.pipeline")
@@ -244,7 +244,7 @@ class Pipeline:
             return artifact
 
     def begin(self) -> None:
-        ready(self.profile)
+        require_packages(self.profile)
         self.run.hold()
         self.run.open(dump(self.recipe, self.profile))
         self.run.record(

@@ -388,7 +388,7 @@ def test_errors_of_other_programs_are_redacted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Errors of libraries, on the terminal, in the log and on the Prefect page."""
-    from ratchet.tasks.data.drift import watch_data
+    from ratchet.tasks.data.drift import check_data_drift
     from ratchet.tasks.tracking.watchers import PrefectPage
 
     error, page = OSError("401 for https://me:planted-in-a-url@host/api"), list[str]()
@@ -400,7 +400,7 @@ def test_errors_of_other_programs_are_redacted(
     pipeline.watchers = [SimpleNamespace(started=fail)]  # type: ignore[list-item]
     pipeline._notify("started", pipeline.stages["raw"], tmp_path)
     monkeypatch.setattr("ratchet.tasks.data.drift.last_run", fail)
-    watch_data(pipeline)
+    check_data_drift(pipeline)
     monkeypatch.setattr(
         "prefect.artifacts.create_markdown_artifact", lambda markdown, key: page.append(markdown)
     )

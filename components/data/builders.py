@@ -21,9 +21,10 @@ def conversation_groups(
     options: Conversations,
     seed: int = 0,
 ) -> FilterResult:
-    """Groups of one for SFT: the prompt is topic and first user turn, the trajectory the rest, up to
-    `max_tokens` in total and ending with the assistant. With `min_rating`, unrated records are dropped too.
-    Answers with `label` false are dropped.
+    """One group per conversation, with one answer, for SFT. The prompt is the topic and the first `opening`
+    messages (or all before the first assistant turn); the answer is the rest, cut to `max_tokens` in total so
+    that it ends with an assistant turn. With `min_rating`, unrated records are dropped too; records with
+    `label` false always are.
     """
     kept: list[Group] = []
     dropped: list[Rejected] = []
@@ -84,9 +85,10 @@ def prompt_groups(
     options: Contexts,
     seed: int = 0,
 ) -> FilterResult:
-    """Contexts of `min_turns` to `max_turns` turns that end with a user turn; at most `per_conversation`,
-    without repeats. The human reply becomes the prompt's `answer` and the group's trajectory, if there is
-    one.
+    """Prompts of `min_turns` to `max_turns` turns that end before an assistant reply, at most
+    `per_conversation` from each record; a record with a fixed prompt (`opening`) gives that one. Repeated
+    prompts are dropped. The reply in the data, if any, becomes the group's trajectory, and the prompt's
+    `answer` unless the record has a reference answer.
     """
     kept: list[Group] = []
     dropped: list[Rejected] = []

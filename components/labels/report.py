@@ -13,7 +13,7 @@ from ratchet.components.labels.quality import GOOD_ERROR, SIGNIFICANCE, measure
 HERE = Path(__file__).parent
 TEMPLATE, STYLE = "report.html.j2", HERE.parent / "evaluation" / "report.css.j2"
 SLANTED = 0.01
-"""p-value below which the report calls a bias significant."""
+"""p-value below which the report mentions a preference for length (the position bias uses its interval)."""
 
 
 def report(items: Sequence[Item], labels: Sequence[Label], *, title: str = "Quality of labels") -> str:

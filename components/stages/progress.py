@@ -1,7 +1,7 @@
 """Progress of a stage: done and total counts, written to a small file for the display.
 
 A stage calls `expect`; code that samples or scores calls `advance`. A fit logs its own steps
-(`components/storage/checkpoints.py`) and expects nothing here. Outputs never depend on progress.
+(`components/storage/checkpoints.py`) and does not call `expect`. Outputs never depend on progress.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def report_progress(file: Path) -> Iterator[None]:
 
 
 def expect(unit: str, of: int | None = None) -> None:
-    """Start counting units; `of` is the expected total, None if unknown. With a total of 0 nothing is
-    counted.
+    """Start counting units; `of` is the expected total, None if unknown. A total of 0 is ignored: the
+    previous unit goes on counting.
     """
     if _count is not None and of != 0:
         _count.unit, _count.of, _count.done = unit, of, 0
@@ -60,7 +60,9 @@ def expect(unit: str, of: int | None = None) -> None:
 
 
 def advance(number: int = 1) -> None:
-    """Count finished units, at most the expected total: a checked sampler may score a few answers more."""
+    """Count finished units, at most the expected total: with vLLM, torch scores a few answers once more as a
+    check (`SplitEngine`).
+    """
     if _forward is not None:
         _forward(number)
     if _count is None or not _count.unit:

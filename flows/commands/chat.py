@@ -78,7 +78,7 @@ class Chat:
 
     @contextlib.contextmanager
     def _screen(self, layout: Callable[[], Any]) -> Iterator[Callable[[], None]]:
-        """Yields a function that redraws the live screen (its last lines if it is too high); prints the final
+        """Yields a function that redraws the live screen (its last lines if it is too tall); prints the final
         layout at the end.
         """
         if not self.console.is_terminal:

@@ -7,22 +7,28 @@ from typing import Annotated
 import typer
 
 from ratchet.flows.commands.options import OUT, Home, Json, ProfileOption, print_json
-from ratchet.flows.startup import quiet_platforms
+from ratchet.flows.startup import set_environment_defaults
 
 
 def claims(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RECIPE]...", help="Recipes; all that have a claim when left out."),
+        typer.Argument(metavar="[RECIPE]...", help="Recipes (default: all shipped recipes with a claim)."),
     ] = None,
     home: Home = OUT,
     workers: Annotated[int, typer.Option(min=1, help="Processes that run stages of the tiny model.")] = 2,
     profile: ProfileOption = None,
     max_seeds: Annotated[
-        int | None, typer.Option(min=1, help="Add seeds up to this while undecided; default: the claim's.")
+        int | None,
+        typer.Option(
+            min=1, help="Largest number of seeds while undecided (default: the claim's `most_seeds`)."
+        ),
     ] = None,
     record: Annotated[
-        bool, typer.Option("--record", help="Write the verdicts to docs/claims.json and its table.")
+        bool,
+        typer.Option(
+            "--record", help="Write the verdicts to docs/claims.json and the table in docs/claims.md."
+        ),
     ] = False,
     stale: Annotated[
         bool, typer.Option("--stale", help="Only claims whose stored verdict is missing or stale.")
@@ -32,8 +38,9 @@ def claims(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check the claims of recipes: the recipe and its baselines with several seeds, on warm processes.
-    Finished stages are not run again. Prints each effect with its interval: holds, does not hold, undecided.
+    """Check the claims of recipes: run each recipe and its baselines with several seeds, on worker processes
+    that stay loaded. Finished stages are reused. Prints each effect with its interval and the verdict: holds,
+    does not hold, undecided.
     """
     from ratchet.components.recipes.plain_values import plain
     from ratchet.flows.claim_records import claiming, freshness, read, write
@@ -45,15 +52,15 @@ def claims(
         if status:
             return _print_status(wanted, as_json)
         wanted = [name for name in wanted if name in fresh.stale or name in fresh.missing]
-    quiet_platforms(home)
+    set_environment_defaults(home)
     from ratchet.flows.claims import check_claims
 
     console = open_console(highlight=False, stderr=as_json)
 
-    def settled(verdict: object) -> None:
+    def on_verdict(verdict: object) -> None:
         if record:
             write([verdict])  # pyright: ignore[reportArgumentType]  a Verdict
-        console.print(in_line(verdict), markup=False, soft_wrap=True)
+        console.print(verdict_line(verdict), markup=False, soft_wrap=True)
 
     verdicts = check_claims(
         wanted,
@@ -61,14 +68,14 @@ def claims(
         workers=workers,
         profile=profile,
         max_seeds=max_seeds,
-        settled=settled,
+        on_verdict=on_verdict,
         progress=lambda line: console.print(line, style="dim", markup=False, soft_wrap=True),
     )
     if as_json:
         print_json([plain(one) for one in verdicts])
 
 
-def in_line(verdict: object) -> str:
+def verdict_line(verdict: object) -> str:
     """A verdict as one line of text."""
     from ratchet.flows.claim_records import Verdict, effect
 

@@ -11,7 +11,7 @@ import typer
 
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.flows.commands.options import OUT, Home, Json, ProfileOption, Set, print_json
-from ratchet.flows.startup import quiet_platforms, servers
+from ratchet.flows.startup import servers, set_environment_defaults
 
 
 def compare(
@@ -124,7 +124,7 @@ def _recipes(
         if recipe.evaluate is None:
             raise RecipeError(f"{name} has no evaluation to compare; add an `evaluate` section")
     metric = metric_of(loaded, metric)
-    quiet_platforms(home)
+    set_environment_defaults(home)
     from ratchet.flows.compare import compare as run_all
     from ratchet.flows.display import Display, open_console
 

@@ -110,7 +110,7 @@ def tree(made: Mapping[str, Any]) -> Any:
     from rich.markup import escape
     from rich.tree import Tree
 
-    from ratchet.tasks.tracking.outcome import headline
+    from ratchet.tasks.tracking.outcome import stage_headline
 
     seen: set[str] = set()
 
@@ -124,7 +124,7 @@ def tree(made: Mapping[str, Any]) -> Any:
         if name in seen:
             return into.add(f"{label} [dim]shown above[/dim]")
         seen.add(name)
-        summary = escape(headline(stage["meta"]) or stage["meta"].get("source", ""))
+        summary = escape(stage_headline(stage["meta"]) or stage["meta"].get("source", ""))
         node = (into.add if into else Tree)(f"{label}  {summary}".rstrip())
         by_parent: dict[str, list[str]] = {}
         for as_role, parent in stage["inputs"].items():

@@ -20,7 +20,7 @@ def show(
     from rich.markup import escape
 
     from ratchet.flows.display import open_console, table_of
-    from ratchet.tasks.tracking.outcome import find_run, outcome, result
+    from ratchet.tasks.tracking.outcome import find_run, outcome, stage_cell
 
     folder = find_run(run, home)
     summary = outcome(folder)
@@ -37,7 +37,7 @@ def show(
             stage["name"],
             stage["key"][:12],
             *(
-                [f"{stage['meta'].get('seconds', '')}", escape(result(stage["meta"]))]
+                [f"{stage['meta'].get('seconds', '')}", escape(stage_cell(stage["meta"]))]
                 if stage["made"]
                 else ["", "not made"]
             ),
@@ -49,7 +49,7 @@ def show(
 def runs(home: Home = OUT, as_json: Json = False) -> None:
     """List all runs, newest first: recipe, state, start, gates."""
     from ratchet.flows.display import open_console, table_of
-    from ratchet.tasks.tracking.outcome import outcome, run_files, verdict_of
+    from ratchet.tasks.tracking.outcome import outcome, run_files, short_result
 
     summaries = [outcome(file.parent) for file in reversed(run_files(home))]
     if as_json:
@@ -69,7 +69,7 @@ def runs(home: Home = OUT, as_json: Json = False) -> None:
                             "path",
                         )
                     },
-                    "verdict": verdict_of(summary),
+                    "verdict": short_result(summary),
                 }
                 for summary in summaries
             ]
@@ -83,7 +83,7 @@ def runs(home: Home = OUT, as_json: Json = False) -> None:
             summary["recipe"],
             summary["state"],
             _when(summary["started"]),
-            verdict_of(summary),
+            short_result(summary),
         )
     open_console().print(table)
 

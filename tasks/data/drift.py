@@ -5,8 +5,8 @@ Distributions are compared by the population stability index (PSI), the sum over
 with the last run's deciles as bins. A PSI over 0.2 is conventionally significant. With n and m records,
 chance gives (1/n + 1/m) chi-squared(bins - 1) (Yurdakul, "Statistical Properties of the Population Stability
 Index", 2018), so the limit is at least the value that chance exceeds once in a hundred runs, over all
-comparisons. Great Expectations' failure shares drift if they grow by half a percent and by four standard
-errors.
+comparisons (Bonferroni). The share of groups that fail a Great Expectations check has drifted if it grew by
+more than 0.5 percentage points and more than four standard errors.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from ratchet.tasks.pipeline import Pipeline
 
 log = logging.getLogger("ratchet.drift")
 
-LENGTHS = {
+NUMERIC = {
     "tokens": "length in tokens",
     "turns": "turns",
     "rating": "rating",
     "rating_gap": "gap of ratings",
 }  # by split
-NAMES = {"topic": "topic", "language": "language"}  # over all
-LIMIT, CHANCE, BINS, SHARE = 0.2, 0.01, 10, 0.005
+CATEGORICAL = {"topic": "topic", "language": "language"}  # over all
+PSI_LIMIT, FALSE_ALARMS, BINS, FAILURE_GROWTH = 0.2, 0.01, 10, 0.005
 EVENT = "ratchet.drift"
 
 
@@ -60,7 +60,7 @@ class Shift:
         )
 
 
-def stability(before: Sequence[int], now: Sequence[int]) -> float:
+def psi(before: Sequence[int], now: Sequence[int]) -> float:
     """PSI of two histograms over the same bins, with half a record added to each bin."""
     n, m, bins = sum(before), sum(now), len(before)
     shares = [
@@ -69,14 +69,14 @@ def stability(before: Sequence[int], now: Sequence[int]) -> float:
     return sum((q - p) * math.log(q / p) for p, q in shares)
 
 
-def limit(bins: int, n: int, m: int, chance: float) -> float:
-    """Limit of the PSI: 0.2, or more for so few records that chance exceeds it."""
+def psi_limit(bins: int, n: int, m: int, chance: float) -> float:
+    """Limit of the PSI: 0.2, or higher where chance alone would exceed 0.2 with so few records."""
     from scipy.stats import chi2
 
-    return max(LIMIT, float(chi2.ppf(1 - chance, bins - 1)) * (1 / n + 1 / m)) if bins > 1 else math.inf
+    return max(PSI_LIMIT, float(chi2.ppf(1 - chance, bins - 1)) * (1 / n + 1 / m)) if bins > 1 else math.inf
 
 
-def numbers_shift(before: Sequence[float], now: Sequence[float]) -> tuple[float, int]:
+def numeric_psi(before: Sequence[float], now: Sequence[float]) -> tuple[float, int]:
     """(PSI, number of bins) of two samples, over the deciles of the first. Equal values share a bin."""
     ordered = sorted(before)
     edges = sorted({ordered[len(ordered) * i // BINS] for i in range(1, BINS)})
@@ -84,10 +84,10 @@ def numbers_shift(before: Sequence[float], now: Sequence[float]) -> tuple[float,
     for side, values in zip(counts, (before, now), strict=True):
         for value in values:
             side[bisect.bisect_right(edges, value)] += 1
-    return stability(*counts), len(edges) + 1
+    return psi(*counts), len(edges) + 1
 
 
-def names_shift(before: Sequence[str], now: Sequence[str], most: int = 20) -> tuple[float, int, str]:
+def category_psi(before: Sequence[str], now: Sequence[str], most: int = 20) -> tuple[float, int, str]:
     """(PSI, number of bins, name that grew most) of two lists of categories: the `most` frequent ones, the
     rest pooled.
     """
@@ -97,14 +97,14 @@ def names_shift(before: Sequence[str], now: Sequence[str], most: int = 20) -> tu
     rest = (len(before) - sum(a for a, _ in rows), len(now) - sum(b for _, b in rows))
     rows += [rest] if any(rest) else []
     grew = max(named, key=lambda name: new[name] / len(now) - old[name] / len(before), default="")
-    return stability([a for a, _ in rows], [b for _, b in rows]), len(rows), grew
+    return psi([a for a, _ in rows], [b for _, b in rows]), len(rows), grew
 
 
 def data_shifts(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[Shift]:
     """All comparisons of two tables in the format of `statistics.parquet`, one row per group."""
     comparisons: list[tuple[str, str, list[Any], list[Any]]] = []
     for split in dict.fromkeys(row["split"] for row in now):
-        for column in LENGTHS:
+        for column in NUMERIC:
             comparisons.append(
                 (  # pyright: ignore[reportArgumentType]
                     column,
@@ -115,31 +115,35 @@ def data_shifts(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, 
                     ),
                 )
             )
-    for column in NAMES:
+    for column in CATEGORICAL:
         comparisons.append(
             (column, "all data", *([r[column] for r in rows if r[column]] for rows in (before, now)))  # pyright: ignore[reportArgumentType]
         )
     comparisons = [a for a in comparisons if len(a[2]) >= BINS and len(a[3]) >= BINS]
-    chance = CHANCE / max(1, len(comparisons))
+    chance = FALSE_ALARMS / max(1, len(comparisons))
     found = []
     for column, where, old, new in comparisons:
-        if column in NAMES:
-            size, bins, grew = names_shift(old, new)
+        if column in CATEGORICAL:
+            size, bins, grew = category_psi(old, new)
             values_text = [
                 f"{grew!r} {sum(v == grew for v in values) / len(values):.0%}" for values in (old, new)
             ]
         else:
-            size, bins = numbers_shift(old, new)
+            size, bins = numeric_psi(old, new)
             values_text = [f"mean {sum(values) / len(values):.4g}" for values in (old, new)]
         found.append(
             Shift(
-                (LENGTHS | NAMES)[column], where, size, limit(bins, len(old), len(new), chance), *values_text
+                (NUMERIC | CATEGORICAL)[column],
+                where,
+                size,
+                psi_limit(bins, len(old), len(new), chance),
+                *values_text,
             )
         )
     return found
 
 
-def gate_shifts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Shift]:
+def validation_shifts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Shift]:
     """Comparison of two `validation.json`: share of groups that failed each per-row expectation."""
     old = {e["says"]: e["failed"] for e in before["expectations"] if e["of"] == "rows"}
     found = []
@@ -153,7 +157,7 @@ def gate_shifts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Shift
                     f"groups that break “{one['says']}”",
                     "all data",
                     q - p,
-                    max(SHARE, 4 * error),
+                    max(FAILURE_GROWTH, 4 * error),
                     f"{p:.2%}",
                     f"{q:.2%}",
                 )
@@ -163,16 +167,18 @@ def gate_shifts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Shift
 
 def result_shifts(mine: Mapping[str, Any], champion: Mapping[str, Any]) -> list[Shift]:
     """How far a run's evaluation is behind the champion's, for each score measured on the same prompts;
-    positive is worse. Significant if the whole 99 % interval is. Not a promotion test: it uses no error
-    budget.
+    positive is worse. Counts as drift if the whole 99 % interval is worse. Not a promotion test, so it
+    spends none of the champion comparison's error budget.
     """
     from ratchet.tasks.tracking.results import paired, shared_scores
 
     found = []
     for score in shared_scores(mine, champion):
         interval = paired(mine, champion, score, level=0.99)
-        if score != "length":  # worse by half the interval's width or more: its upper end is below zero
-            room = interval["high"] - interval["mean"]
+        if score != "length":
+            half_width = (
+                interval["high"] - interval["mean"]
+            )  # drift: -mean > half_width, the upper end is below zero
             ours, theirs = (
                 sum(e["per_prompt"][score]) / len(e["per_prompt"][score]) for e in (mine, champion)
             )
@@ -181,7 +187,7 @@ def result_shifts(mine: Mapping[str, Any], champion: Mapping[str, Any]) -> list[
                     f"mean {score}",
                     "held-out prompts",
                     -interval["mean"],
-                    room,
+                    half_width,
                     f"champion {theirs:.4g}",
                     f"this run {ours:.4g}",
                 )
@@ -207,7 +213,7 @@ def last_run(pipeline: Pipeline) -> Path | None:
     return max(runs)[1] if runs else None
 
 
-def watch_data(pipeline: Pipeline) -> list[Shift]:
+def check_data_drift(pipeline: Pipeline) -> list[Shift]:
     """Compare the curated data with the last run's; write the result and alert."""
     try:
         before = last_run(pipeline)
@@ -219,15 +225,15 @@ def watch_data(pipeline: Pipeline) -> list[Shift]:
         found: list[Shift] = []
         if old.resolve() != new.resolve():
             found = data_shifts(*(list(read_parquet(place / "statistics.parquet")) for place in (old, new)))
-            found += gate_shifts(
+            found += validation_shifts(
                 *(json.loads((place / "validation.json").read_text()) for place in (old, new))
             )
-        return _written(pipeline, "data", before.name, found)
+        return _write_and_alert(pipeline, "data", before.name, found)
     except Exception as error:
         return _failed("data", error)
 
 
-def watch_results(pipeline: Pipeline) -> list[Shift]:
+def check_result_drift(pipeline: Pipeline) -> list[Shift]:
     """Compare the evaluation with the champion's before it may be replaced; write the result, alert."""
     try:
         if pipeline.recipe.register is None or "evaluate" not in pipeline.stages:
@@ -239,7 +245,7 @@ def watch_results(pipeline: Pipeline) -> list[Shift]:
         if best is None:
             return []
         theirs = (saved_lineage(best, home=pipeline.store.home) or {}).get("results") or {}
-        return _written(
+        return _write_and_alert(
             pipeline,
             "results",
             f"{best.name} version {best.version}",
@@ -249,7 +255,7 @@ def watch_results(pipeline: Pipeline) -> list[Shift]:
         return _failed("results", error)
 
 
-def _written(pipeline: Pipeline, kind: str, against: str, found: Sequence[Shift]) -> list[Shift]:
+def _write_and_alert(pipeline: Pipeline, kind: str, against: str, found: Sequence[Shift]) -> list[Shift]:
     file = pipeline.run.path / "drift.json"
     known = json.loads(file.read_text()) if file.exists() else {}
     moved = [shift for shift in found if shift.moved]
@@ -271,7 +277,7 @@ def _written(pipeline: Pipeline, kind: str, against: str, found: Sequence[Shift]
     if moved:
         from ratchet.tasks.tracking.alerts import emit_alert
 
-        message = f"{pipeline.run.name}: {kind} drifted against {against}: " + "; ".join(map(str, moved))
+        message = f"{pipeline.run.name}: {kind} drifted from {against}: " + "; ".join(map(str, moved))
         log.warning(message)
         emit_alert(
             EVENT,

@@ -49,7 +49,7 @@ def _run_job(job: Job, say: Callable[[str], None]) -> None:
     log = str(
         Path(job.log).with_suffix(f".{socket.gethostname()}.log")
     )  # one log per machine, since the disk may be shared
-    say(f"{job.name} of {job.leader}: {job.each} of {job.ranks} ranks here (log: {log})")
+    say(f"{job.name} of {job.leader}: {job.ranks_per_machine} of {job.ranks} ranks here (log: {log})")
     try:
         try:
             run_ranks(job, log)
@@ -96,4 +96,4 @@ def rejection_reason(file: Path, job: Job) -> str:
             "its machine to an address "
             "reachable from here"
         )
-    return missing_devices(job.each)
+    return missing_devices(job.ranks_per_machine)

@@ -36,7 +36,7 @@ from ratchet.tasks.process.rank_checks import code_versions, missing_devices, re
 JOB, REPORTS, META = "job.json", "ranks", "meta.json"
 JOIN_SECONDS = int(os.environ.get("RATCHET_JOIN_SECONDS", "1800"))  # timeout for machines to join
 CONNECT_SECONDS = float(os.environ.get("RATCHET_CONNECT_SECONDS", "900"))
-"""Timeout for ranks to connect. gloo's own is the collective timeout (`ranks.TIMEOUT`)."""
+"""Timeout for ranks to connect; gloo itself would wait for the `TIMEOUT` of components/training/ranks.py."""
 REPORT_SECONDS = 15.0  # timeout for reports of other machines after a failure
 
 
@@ -54,7 +54,7 @@ class Job:
     id: str = field(default_factory=lambda: secrets.token_hex(8))
 
     @property
-    def each(self) -> int:
+    def ranks_per_machine(self) -> int:
         return self.ranks // self.machines
 
     @property
@@ -66,7 +66,7 @@ class Job:
         return f"stage {self.request['does']!r}"
 
 
-def ready(profile: Profile) -> None:
+def require_packages(profile: Profile) -> None:
     """Fail early if the profile needs a package that is not installed."""
     if profile.learner == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
         raise RecipeError(
@@ -82,8 +82,9 @@ def ranks_of(request: Mapping[str, Any]) -> int:
 
 
 def execute_on_ranks(request: Mapping[str, Any], log: str) -> dict[str, Any]:
-    """Run the stage on all ranks and return rank 0's metadata. Raises the `RatchetError` of the rank that
-    failed first, or a `StageError` naming the rank that died and its machine, also if too few machines join.
+    """Run the stage on all ranks and return rank 0's metadata. Raises the root cause
+    (`failure_of`): the `RatchetError` of a rank, or a `StageError` that names the rank that died and its
+    machine. `StageError` also if too few machines join.
     """
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -149,7 +150,7 @@ def run_ranks(job: Job, log: str) -> None:
     config = LaunchConfig(
         min_nodes=job.machines,
         max_nodes=job.machines,
-        nproc_per_node=job.each,
+        nproc_per_node=job.ranks_per_machine,
         max_restarts=0,
         run_id=job.id,
         rdzv_backend="c10d",
@@ -168,9 +169,9 @@ def run_ranks(job: Job, log: str) -> None:
         raise
 
 
-def _rank(job: Job, log: str, agent: int) -> None:
+def _rank(job: Job, log: str, launcher_pid: int) -> None:
     """Main function of a rank. Errors are reported in a file; the launcher only sees an exit code."""
-    exit_with_parent(agent)
+    exit_with_parent(launcher_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     redirect_output(log)
     rank = int(os.environ["RANK"])
@@ -197,7 +198,7 @@ def _rank(job: Job, log: str, agent: int) -> None:
             time.sleep(
                 1.0
             )  # broken connections are follow-up errors: let the launcher see the dead rank first
-        sys.exit(1)  # torch would print the exception, with possible secrets
+        sys.exit(1)  # torch would print a raised exception, which may contain secrets
 
 
 def report(job: Job, rank: int, log: str, **what: Any) -> None:
@@ -210,7 +211,9 @@ def report(job: Job, rank: int, log: str, **what: Any) -> None:
 
 
 def failure_reports(job: Job) -> dict[int, dict[str, Any]]:
-    """Reports of all failed ranks; waits for those of other machines, late on a shared disk."""
+    """Reports of all failed ranks; waits for those of other machines, which may appear late
+    on a shared disk.
+    """
     deadline = time.monotonic() + (REPORT_SECONDS if job.machines > 1 else 0)
     while len(list(job.reports.glob("*.exit"))) < job.ranks and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -222,7 +225,8 @@ def failure_reports(job: Job) -> dict[int, dict[str, Any]]:
 
 def failure_of(job: Job, found: Mapping[int, Mapping[str, Any]]) -> RatchetError:
     """The root cause of a failed stage as one error: the death of a rank explains errors of the others, and a
-    `RatchetError` explains broken connections.
+    `RatchetError` explains broken connections. In this order: a rank killed by a signal, a `RatchetError`,
+    out of memory, a machine that left, any other error.
     """
 
     def where(rank: int) -> str:
@@ -230,7 +234,7 @@ def failure_of(job: Job, found: Mapping[int, Mapping[str, Any]]) -> RatchetError
             f" on {found[rank]['host']}" if job.machines > 1 else ""
         )
 
-    def end(rank: int) -> str:
+    def advice(rank: int) -> str:
         return (
             "the other ranks were stopped; run again to continue from the last checkpoint (log: "
             f"{found[rank]['log']})"
@@ -240,27 +244,31 @@ def failure_of(job: Job, found: Mapping[int, Mapping[str, Any]]) -> RatchetError
         if one.get("exitcode", 0) < 0 and one["exitcode"] != -signal.SIGTERM:
             name = signal.Signals(-one["exitcode"]).name
             memory = "; the machine probably ran out of memory" if name == "SIGKILL" else ""
-            return StageError(f"{where(rank)} was killed by {name}{memory}; {end(rank)}", died=True)
+            return StageError(f"{where(rank)} was killed by {name}{memory}; {advice(rank)}", died=True)
     raised = {rank: (one["kind"], one["text"]) for rank, one in sorted(found.items()) if "kind" in one}
     for rank, (kind, text) in raised.items():
-        own = getattr(errors, kind, None)
-        if own is StageError:
-            return StageError(f"{where(rank)} {text}; {end(rank)}", died=True)
-        if isinstance(own, type) and issubclass(own, RatchetError):
-            return own(text)
+        error_type = getattr(errors, kind, None)
+        if error_type is StageError:
+            return StageError(f"{where(rank)} {text}; {advice(rank)}", died=True)
+        if isinstance(error_type, type) and issubclass(error_type, RatchetError):
+            return error_type(text)
         if kind == "MemoryError":
             return StageError(
                 f"{where(rank)} ran out of memory; use a smaller profile (tokens_per_microbatch), "
-                f"more ranks or a higher zero_stage; {end(rank)}",
+                f"more ranks or a higher zero_stage; {advice(rank)}",
                 died=True,
             )
     for host in sorted(file.stem for file in job.reports.glob("*.left")):
-        return StageError(f"{job.name}: `ratchet join` was stopped on {host}; {end(min(found))}", died=True)
+        return StageError(
+            f"{job.name}: `ratchet join` was stopped on {host}; {advice(min(found))}", died=True
+        )
     for rank, (kind, text) in raised.items():
         gone = " (another machine may be gone)" if job.machines > 1 else ""
-        return StageError(f"{where(rank)} failed: {kind}: {text}{gone}; {end(rank)}", died=job.machines > 1)
+        return StageError(
+            f"{where(rank)} failed: {kind}: {text}{gone}; {advice(rank)}", died=job.machines > 1
+        )
     codes = ", ".join(f"rank {rank}: exit code {one['exitcode']}" for rank, one in sorted(found.items()))
-    return StageError(f"{job.name} ended without a result ({codes}); {end(min(found))}", died=True)
+    return StageError(f"{job.name} ended without a result ({codes}); {advice(min(found))}", died=True)
 
 
 def _connect_timeout(job: Job, rank: int, log: str) -> None:
@@ -279,5 +287,5 @@ def _exit_with_other_machines(job: Job) -> None:
     """Exit once ranks of another machine have failed or the stage is over; NCCL would hang."""
     while job.reports.is_dir() and not list(job.reports.glob("*.exit")):
         time.sleep(1.0)
-    time.sleep(5.0)  # time for this rank's own report
+    time.sleep(5.0)  # time for this rank's error_type report
     os._exit(1)

@@ -25,7 +25,7 @@ from typing import Any
 from ratchet.components.errors import RecipeError, StoreError, nearest
 from ratchet.components.storage.store import content, read_manifest, write_atomic
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.registry.registry import Version, history, holder, saved_lineage
+from ratchet.tasks.registry.registry import Version, history, saved_lineage, version_with_alias
 from ratchet.tasks.tracking.results import evaluation
 
 Lineage = Mapping[str, Any]
@@ -156,4 +156,4 @@ def find(model: str, home: Path) -> Version:
     numbers = {v.version: v for v in versions}
     if number and number not in numbers:
         raise RecipeError(f"model {name!r} has no version {number}{nearest(number, numbers)}")
-    return numbers[number] if number else holder(versions) or versions[-1]
+    return numbers[number] if number else version_with_alias(versions) or versions[-1]

@@ -26,14 +26,14 @@ from ratchet.tasks.process.locks import registry_lock
 from ratchet.tasks.registry.registry import (
     ROLLED_BACK,
     Version,
+    ensure_files,
     events,
-    holder,
-    numbered,
-    one_of,
-    point,
+    move_alias,
     saved_lineage,
+    version_by_number,
+    version_with_alias,
+    version_with_files,
     versions_of,
-    with_bytes,
 )
 from ratchet.tasks.tracking.results import comparable, paired, shared_scores
 from ratchet.tasks.tracking.server import service
@@ -84,8 +84,8 @@ def against_champion(
     """
     with service(f"comparing {name} version {number}", home) as mlflow:
         versions = versions_of(mlflow, name)
-        challenger = one_of(versions, name, number)
-        best = holder(versions)
+        challenger = version_with_files(versions, name, number)
+        best = version_with_alias(versions)
         if best is None or best.version == number:
             return None
         lineages = [saved_lineage(v, home=home) or {} for v in (challenger, best)]
@@ -148,18 +148,18 @@ def promote_by_hand(
     """
     _reason(reason)
     with registry_lock(home), service(f"promoting {name} version {number}", home) as mlflow:
-        known = numbered(versions_of(mlflow, name), name, number)
+        known = version_by_number(versions_of(mlflow, name), name, number)
         if known.external and alias == "champion" and not force:  # refuse before copying files
             _refuse(name, number, _objections(known, None))
-        number = with_bytes(name, number, home=home)
+        number = ensure_files(name, number, home=home)
         found = against_champion(name, number, score=score, home=home) if alias == "champion" else None
-        version = one_of(versions_of(mlflow, name), name, number)
+        version = version_with_files(versions_of(mlflow, name), name, number)
         against = _objections(version, found) if alias == "champion" else []
         if not force:
             _refuse(name, number, against)
         if ROLLED_BACK in version.tags:
             mlflow.delete_model_version_tag(name, number, ROLLED_BACK)
-        point(
+        move_alias(
             mlflow,
             version,
             alias,
@@ -179,7 +179,7 @@ def rollback(name: str, reason: str, *, home: Path) -> tuple[str, str]:
     _reason(reason)
     with registry_lock(home), service(f"rolling {name} back", home) as mlflow:
         versions = versions_of(mlflow, name)
-        now = holder(versions)
+        now = version_with_alias(versions)
         if now is None:
             raise StoreError(f"model {name!r} has no champion, so nothing can be rolled back")
         earlier = [
@@ -192,9 +192,11 @@ def rollback(name: str, reason: str, *, home: Path) -> tuple[str, str]:
                 f"{name} version {now.version} replaced no earlier champion; use `ratchet promote {name} "
                 "--version N`"
             )
-        back = one_of(versions, name, earlier[-1])  # fails before anything is written if it was deleted
+        back = version_with_files(
+            versions, name, earlier[-1]
+        )  # fails before anything is written if it was deleted
         mlflow.set_model_version_tag(name, now.version, ROLLED_BACK, reason)
-        point(mlflow, back, "champion", action="rolled back to", why=reason, by_hand=True)
+        move_alias(mlflow, back, "champion", action="rolled back to", why=reason, by_hand=True)
         return now.version, back.version
 
 

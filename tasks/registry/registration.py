@@ -14,7 +14,7 @@ from ratchet.tasks.process.locks import registry_lock
 from ratchet.tasks.registry.lineage import write_lineage
 from ratchet.tasks.registry.promotion import with_evidence
 from ratchet.tasks.registry.registry import promote, register
-from ratchet.tasks.tracking.outcome import tracked
+from ratchet.tasks.tracking.outcome import stage_metrics
 from ratchet.tasks.tracking.server import tracking_uri
 
 
@@ -50,7 +50,7 @@ def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
                 artifact, stage = pipeline.artifact(name), pipeline.stages[name]
                 own = {
                     name: value
-                    for name, value in tracked(stage.does, artifact.meta).items()
+                    for name, value in stage_metrics(stage.does, artifact.meta).items()
                     if "/" not in name
                 }
                 parents = {

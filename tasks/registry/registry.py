@@ -3,7 +3,7 @@
 A version refers to an MLflow LoggedModel. A candidate's files are copied into it (a Hugging Face directory,
 described by `tasks/registry/mlmodel.py`); an intermediate checkpoint is *external*: lineage and metrics only,
 its files stay in the store. Written for an `mlflow server`, which rejects several calls that sqlite allows.
-All functions raise `ServiceError` if the server is unreachable and may be repeated.
+All functions raise `ServiceError` if the server is unreachable; all are safe to call again.
 """
 
 from __future__ import annotations
@@ -27,8 +27,14 @@ from ratchet.tasks.registry.logged_models import LINEAGE, MARK, link_to_run, log
 from ratchet.tasks.tracking.mlflow_text import allowed, cut, flatten
 from ratchet.tasks.tracking.server import service, tracking_uri
 
-IN_FILE = ("resolved", "stages", "packages", "results")  # parts of the lineage that are not written as tags
-HISTORY, ROLLED_BACK = "history.", "rolled_back"  # tags: one per event; reason against automatic promotion
+FILE_ONLY = (
+    "resolved",
+    "stages",
+    "packages",
+    "results",
+)  # parts of the lineage kept only in lineage.json, not as tags
+HISTORY = "history."  # prefix of tags, one per event
+ROLLED_BACK = "rolled_back"  # tag with the reason of a rollback, which blocks automatic promotion
 
 
 @dataclass(frozen=True)
@@ -61,8 +67,8 @@ def register(
 
     `lineage` becomes tags (`lineage.data.<name>`, `lineage.recipe`, ...) and `lineage.json`. Identity: its
     `data` mapping and the digest of the files. `parents`: versions it was trained from, stage ->
-    `name:version`, as tags `parent.<stage>`. An existing external version does not suffice if files are
-    needed. `StoreError` if `model_dir` has no files.
+    `name:version`, as tags `parent.<stage>`. With `external` false, an existing external version is
+    not reused. `StoreError` if `model_dir` has no files.
     """
     model_dir = Path(model_dir)
     weights = directory_digest(model_dir)
@@ -75,7 +81,8 @@ def register(
         "external": str(external).lower(),
     }
     tags |= {
-        f"lineage.{k}": v for k, v in flatten({k: v for k, v in lineage.items() if k not in IN_FILE}).items()
+        f"lineage.{k}": v
+        for k, v in flatten({k: v for k, v in lineage.items() if k not in FILE_ONLY}).items()
     }
     tags |= {f"metric.{allowed(k)}": repr(v) for k, v in (metrics or {}).items()}
     tags |= {f"parent.{stage}": version for stage, version in (parents or {}).items()}
@@ -102,15 +109,16 @@ def promote(name: str, version: str, verdict: Mapping[str, Any], *, home: Path) 
     """Set `candidate`, and `champion` if the verdict allows, and record who, when and why. Returns whether it
     was allowed to be champion.
 
-    `verdict`: {"passed": gates, "reasons": [str, ...], "champion": allowed (default: as the gates)}. A
+    `verdict`: {"passed": gates, "reasons": [str, ...], "champion": whether it may become champion
+    (default: `passed`)}. A
     champion keeps its alias if it fails later; a rolled-back version is not promoted automatically.
     `StoreError` for a version without files.
     """
     reasons = verdict.get("reasons", [])
     why = "; ".join([reasons] if isinstance(reasons, str) else map(str, reasons)) or "no reason given"
     with service(f"promoting {name} version {version}", home) as mlflow:
-        known = one_of(versions_of(mlflow, name), name, str(version))
-        crowned = bool(verdict.get("champion", verdict["passed"])) and ROLLED_BACK not in known.tags
+        known = version_with_files(versions_of(mlflow, name), name, str(version))
+        becomes_champion = bool(verdict.get("champion", verdict["passed"])) and ROLLED_BACK not in known.tags
         written = {
             "verdict": "passed" if verdict["passed"] else "refused",
             "verdict.why": cut(why, 5000),
@@ -119,17 +127,20 @@ def promote(name: str, version: str, verdict: Mapping[str, Any], *, home: Path) 
         }
         for key, value in written.items():  # tags first: an alias must not point at an unexplained version
             mlflow.set_model_version_tag(name, known.version, key, value)
-        point(mlflow, known, "candidate", action="proposed", why=why)
-        if crowned:
-            point(mlflow, known, "champion", action="promoted", why=why)
-        return crowned
+        move_alias(mlflow, known, "candidate", action="proposed", why=why)
+        if becomes_champion:
+            move_alias(mlflow, known, "champion", action="promoted", why=why)
+        return becomes_champion
 
 
-def point(mlflow: Any, version: Version, alias: str, *, action: str, why: str, **more: Any) -> Version | None:
+def move_alias(
+    mlflow: Any, version: Version, alias: str, *, action: str, why: str, **more: Any
+) -> Version | None:
     """Move an alias to the version; returns its previous version. Since aliases have no history, the event is
-    first recorded on both as tags `history.<time>`. No-op if the alias is already there.
+    first written as a tag `history.<time>` of the new version and, for `champion`, of the previous one.
+    No-op if the alias is already there.
     """
-    before = holder(versions_of(mlflow, version.name), alias)
+    before = version_with_alias(versions_of(mlflow, version.name), alias)
     if before is not None and before.version == version.version:
         return before
     event = {
@@ -154,12 +165,12 @@ def events(version: Version) -> list[dict[str, Any]]:
     return [json.loads(version.tags[key]) for key in sorted(version.tags) if key.startswith(HISTORY)]
 
 
-def holder(versions: Sequence[Version], alias: str = "champion") -> Version | None:
+def version_with_alias(versions: Sequence[Version], alias: str = "champion") -> Version | None:
     """The version with an alias."""
     return next((v for v in versions if alias in v.aliases), None)
 
 
-def numbered(versions: Sequence[Version], name: str, number: str) -> Version:
+def version_by_number(versions: Sequence[Version], name: str, number: str) -> Version:
     """The version with that number. `StoreError` if there is none."""
     known = {v.version: v for v in versions}
     if number not in known:
@@ -167,25 +178,25 @@ def numbered(versions: Sequence[Version], name: str, number: str) -> Version:
     return known[number]
 
 
-def one_of(versions: Sequence[Version], name: str, number: str) -> Version:
+def version_with_files(versions: Sequence[Version], name: str, number: str) -> Version:
     """The version with that number, with files. `StoreError` if it does not exist or has none."""
-    version = numbered(versions, name, number)
+    version = version_by_number(versions, name, number)
     if version.external:
-        raise StoreError(f"{name} version {number} has no bytes in the registry; they lie in {version.path}")
+        raise StoreError(f"{name} version {number} has no files in the registry; they are in {version.path}")
     return version
 
 
-def with_bytes(name: str, number: str, *, home: Path) -> str:
+def ensure_files(name: str, number: str, *, home: Path) -> str:
     """Number of the version with the same weights that has files: itself, or one created from the store's
     copy. `StoreError` if that copy is missing or changed.
     """
-    version = numbered(history(name, home=home), name, number)
+    version = version_by_number(history(name, home=home), name, number)
     if not version.external:
         return number
     path = Path(version.path)
     if not path.is_dir() or directory_digest(path) != version.tags["weights"]:
         raise StoreError(
-            f"{name} version {number} has no bytes in the registry, and {path} "
+            f"{name} version {number} has no files in the registry, and {path} "
             f"{'has changed' if path.is_dir() else 'is gone'}; "
             f"make it again with `ratchet reproduce {name}:{number} --into FOLDER`"
         )
@@ -205,7 +216,7 @@ def with_bytes(name: str, number: str, *, home: Path) -> str:
 
 def champion(name: str, *, home: Path) -> Version | None:
     """The version with the alias `champion`, or None."""
-    return holder(history(name, home=home))
+    return version_with_alias(history(name, home=home))
 
 
 def history(name: str, *, home: Path) -> list[Version]:
@@ -259,7 +270,9 @@ def _now() -> str:
 
 @contextlib.contextmanager
 def _as_default(uri: str) -> Iterator[None]:
-    """Set MLFLOW_TRACKING_URI temporarily: MLflow's sqlite store uses it instead of the client's URI."""
+    """Set MLFLOW_TRACKING_URI temporarily: MLflow's sqlite store uses it instead of the client's URI.
+    A value set by the user needs no restoring: `tracking_uri` returned it.
+    """
     given = os.environ.get("MLFLOW_TRACKING_URI")
     os.environ["MLFLOW_TRACKING_URI"] = uri
     try:

@@ -30,7 +30,7 @@ from ratchet.components.stages.fetch import REGISTRY
 from ratchet.components.storage.store import MANIFEST, digest
 from ratchet.tasks.registry.logged_models import LINEAGE
 from ratchet.tasks.registry.mlmodel import written_beside
-from ratchet.tasks.registry.registry import Version, directory_digest, history, holder, models
+from ratchet.tasks.registry.registry import Version, directory_digest, history, models, version_with_alias
 from ratchet.tasks.tracking.server import service, tracking_uri
 
 log = logging.getLogger("ratchet.sources")
@@ -122,7 +122,7 @@ def version_of(source: str, home: Path, where: str = "") -> Version:
                 f"{where}{source}: {name!r} has no version {number}; it has {', '.join(numbers)}"
             )
         return numbers[number]
-    found = holder(versions, alias or "champion")
+    found = version_with_alias(versions, alias or "champion")
     if found is None:
         aliases = ", ".join(f"@{a} (version {v.version})" for v in versions for a in v.aliases) or "none"
         raise SourceError(

@@ -18,7 +18,7 @@ from ratchet.components.errors import RecipeError
 from ratchet.components.storage.store import MANIFEST, read_manifest
 from ratchet.tasks.machine.system import samples_of
 from ratchet.tasks.tracking.mlflow_text import flatten
-from ratchet.tasks.tracking.outcome import markdown, outcome, tracked
+from ratchet.tasks.tracking.outcome import markdown, outcome, stage_metrics
 
 ROOT = ""  # the key of the parent run
 ROUND = re.compile(
@@ -131,7 +131,7 @@ def _add_product(
     does = manifest["made_with"].get("does", manifest["stage"])
     run.tags |= {f"{does}.key": manifest["key"], f"{does}.path": str(product)}
     shown = [file for one in SHOWN_FILES for file in sorted(product.glob(one))]
-    numbers = tracked(does, manifest["meta"])
+    numbers = stage_metrics(does, manifest["meta"])
     run.artifacts += shown
     run.points.append({"step": number, "time": published, "metrics": numbers})
     if does == "evaluate":

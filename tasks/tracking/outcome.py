@@ -21,7 +21,9 @@ def run_files(home: Path) -> list[Path]:
 
 
 def find_run(name: str | None, home: Path) -> Path:
-    """A run's directory by name or path, the newest without a name. `RecipeError` names the nearest."""
+    """Directory of the run with this name or path; without a name, of the newest run. `RecipeError` for an
+    unknown run suggests the closest name.
+    """
     known = run_files(home)
     if name is None and known:
         return known[-1].parent
@@ -38,8 +40,9 @@ def find_run(name: str | None, home: Path) -> Path:
 
 
 def outcome(run: Path) -> dict[str, Any]:
-    """Content of `ratchet show --json`. `state`: running, interrupted (the process died), finished, stopped
-    (by the user) or failed. `gates`: list of {name, passed, why}. `registered`: stage → `model:version`.
+    """Content of `ratchet show --json`. `state`: running, waiting (for people to label), interrupted (the
+    process died), finished, stopped (by the user) or failed. `stages`: list of {name, key, made (whether its
+    output exists), meta}. `gates`: list of {name, passed, why}. `registered`: stage → `model:version`.
     `champion`: whether the final model became champion, and `why_not`. `error`, `failed_stage`, `log` of a
     failed run. Unknown values are None or empty.
     """
@@ -111,7 +114,7 @@ def _date(seconds: float | None) -> str | None:
     )
 
 
-def verdict_of(found: Mapping[str, Any]) -> str:
+def short_result(found: Mapping[str, Any]) -> str:
     """The result of a run in a few words, for tables."""
     if found["state"] == "failed":
         return f"failed at {found['failed_stage']}" if found["failed_stage"] else "failed"
@@ -163,12 +166,12 @@ def lines_of(found: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def markdown(found: Mapping[str, Any], about: str, report: str | None = None) -> str:
     """Markdown summary of a run for Prefect and MLflow: verdict, report link, gates, table of stages."""
-    verdict = verdict_of(found)
+    verdict = short_result(found)
     state = f"{found['state']}, {verdict}" if verdict else found["state"]
     lines = [f"- **{word}**: {text}" if word else f"    - {text}" for word, text in lines_of(found)]
     rows = [
         f"| {stage['name']} | {stage['meta'].get('seconds', '')} | "
-        f"{headline(stage['meta']).replace('|', '/')} |"
+        f"{stage_headline(stage['meta']).replace('|', '/')} |"
         for stage in found["stages"]
         if stage["made"]
     ]
@@ -185,7 +188,7 @@ def markdown(found: Mapping[str, Any], about: str, report: str | None = None) ->
     )
 
 
-def headline(meta: Mapping[str, Any]) -> str:
+def stage_headline(meta: Mapping[str, Any]) -> str:
     """Headline metrics of a stage."""
     found = []
     if "certificate" in meta:
@@ -194,11 +197,9 @@ def headline(meta: Mapping[str, Any]) -> str:
             found.append(
                 f"held-out accuracy {accuracy['mean']:.3f} [{accuracy['low']:.3f}, {accuracy['high']:.3f}]"
             )
-        crossed = meta["certificate"].get("cross_validated")
-        if isinstance(crossed, Mapping):
-            found.append(
-                f"cross-validated {crossed['mean']:.3f} [{crossed['low']:.3f}, {crossed['high']:.3f}]"
-            )
+        folds = meta["certificate"].get("cross_validated")
+        if isinstance(folds, Mapping):
+            found.append(f"cross-validated {folds['mean']:.3f} [{folds['low']:.3f}, {folds['high']:.3f}]")
     if "round_metrics" in meta:
         round_metrics = meta["round_metrics"]
         found += [
@@ -221,7 +222,7 @@ def headline(meta: Mapping[str, Any]) -> str:
     return " · ".join(found)
 
 
-def records(meta: Mapping[str, Any], most: int = 8) -> str:
+def record_counts(meta: Mapping[str, Any], most: int = 8) -> str:
     """Record counts of a stage in one line: the `most` largest counts, the others summed. All are in the
     manifest and in MLflow.
     """
@@ -232,10 +233,10 @@ def records(meta: Mapping[str, Any], most: int = 8) -> str:
     return "; ".join([*found, f"{sum(rest):,} of {len(rest)} other kinds"] if rest else found)
 
 
-def result(meta: Mapping[str, Any]) -> str:
+def stage_cell(meta: Mapping[str, Any]) -> str:
     """Table cell of a stage: headline, and record counts on a second line."""
-    counted = records(meta)
-    return "\n".join(line for line in (headline(meta), counted and f"records: {counted}") if line)
+    counted = record_counts(meta)
+    return "\n".join(line for line in (stage_headline(meta), counted and f"records: {counted}") if line)
 
 
 def numbers_of(tree: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
@@ -257,10 +258,10 @@ DETAILS = re.compile(
 """Counters and details of a stage: not for comparing runs."""
 
 
-def tracked(does: str, meta: Mapping[str, Any]) -> dict[str, float]:
+def stage_metrics(does: str, meta: Mapping[str, Any]) -> dict[str, float]:
     """Metrics of a stage by their MLflow names. MLflow groups by the part before a slash: metrics for
-    comparison have none, counters get `details/`. Final values of series are omitted, since the series is
-    logged.
+    comparison have none, counters get `details/`. Names with a slash (last values of logged series)
+    are omitted.
     """
     found: dict[str, float] = {}
     for name, value in numbers_of(meta).items():

@@ -314,7 +314,7 @@ def test_failed_run_raises_without_prefect_frames(
     import importlib
 
     monkeypatch.setattr("ratchet.flows.startup.servers", lambda **_: contextlib.nullcontext())
-    monkeypatch.setattr("ratchet.flows.startup.quiet_platforms", lambda _: None)
+    monkeypatch.setattr("ratchet.flows.startup.set_environment_defaults", lambda _: None)
     monkeypatch.setattr(
         importlib.import_module("ratchet.flows.post_training"), "post_training", failing(error)
     )

@@ -19,7 +19,7 @@ from ratchet.components.data.statistics import SCHEMA
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.recipes.recipe import dump, load
 from ratchet.components.types import Artifact
-from ratchet.flows.cli import _where, app
+from ratchet.flows.cli import _print_result, app
 from ratchet.flows.display import Display, open_console
 from ratchet.tasks.pipeline import Pipeline
 
@@ -212,11 +212,11 @@ def test_terminal_shows_progress() -> None:
 def test_missing_outputs_are_not_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pipeline = Pipeline.open("sft", home=tmp_path, profile="test")  # as after `run --until curate`
     pipeline.run.open("recipe: {}\n")
-    _where(open_console(), pipeline)
+    _print_result(open_console(), pipeline)
     output = capsys.readouterr().out
     assert str(pipeline.run.path) in output and "model" not in output and "report" not in output
     folder = tmp_path / "store" / "sft"
     folder.mkdir(parents=True)
     pipeline.run.link("sft", folder)
-    _where(open_console(), pipeline)
+    _print_result(open_console(), pipeline)
     assert f"model      {pipeline.run.path / 'stages' / 'sft'}\n" in capsys.readouterr().out

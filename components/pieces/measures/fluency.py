@@ -12,9 +12,9 @@ from ratchet.components.types import Context, Group, Trajectory
 
 @piece()
 def fluency(groups: Sequence[Group], ctx: Context, *, model: str = "base") -> list[list[float]]:
-    """Mean log-prob per answer token, end of turn included, under `model` at temperature 1, in nats (minus
-    the log perplexity). Tokens copied from the prompt in runs of five or more are excluded unless nothing
-    else remains, since copies are likely whatever they say.
+    """Mean log-prob per answer token, end of turn included, under `model` at temperature 1, in nats (the
+    negative log-perplexity). Tokens copied from the prompt in runs of five or more are excluded unless
+    nothing else remains, since copied text gets a high probability whatever its quality.
     """
     engine = ctx.models[model]
     bare = [
@@ -30,8 +30,8 @@ def fluency(groups: Sequence[Group], ctx: Context, *, model: str = "base") -> li
 
 
 def own_logprobs(trajectory: Trajectory, logprobs: Sequence[float]) -> list[float]:
-    """Log-probs of the answer's tokens that are not copied from the preceding tokens; all of them if
-    everything is copied.
+    """Log-probs of the answer's tokens that are not copied from tokens that the model did not write;
+    all of them if everything is copied.
     """
     tokens, chosen = (
         list(trajectory.inputs["tokens"]),

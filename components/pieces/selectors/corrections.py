@@ -15,11 +15,11 @@ from ratchet.components.types import Context, Group, Message, Prompt, Trajectory
 def corrections(
     groups: Sequence[Group], ctx: Context, *, identity: Bool = True, instruction: str = "Correct it."
 ) -> list[Group]:
-    """Training data of a sequence-to-sequence reward model (section 3.1): of each preference pair, chosen
-    first, the *correction* (prompt, rejected -> chosen), and with `identity` the mapping (prompt, chosen ->
-    chosen). Both are groups of one answer to a prompt that has the answer before and `instruction` as two
-    more turns, as in `rewards.correction`; `likelihood` on them is the paper's loss, with equal weights.
-    `DataError` for a group that is no pair.
+    """Training data for a sequence-to-sequence reward model (section 3.1). Each preference pair (chosen
+    first) gives the *correction* (prompt, rejected -> chosen) and, with `identity`, also (prompt, chosen ->
+    chosen). Each is one group with one answer; its prompt goes on with the answer to correct and
+    `instruction` as two more turns, as in `rewards.correction`. `likelihood` on these groups is the paper's
+    loss with equal weights. `DataError` for a group that is not a pair.
 
     Without the identity a corrector never sees an answer that it should leave as it is.
     """

@@ -1,4 +1,4 @@
-"""Transform `remove_broken`: drops empty, unreadable and one-sided records."""
+"""Transform `remove_broken`: drops empty and unreadable records and those without an assistant turn."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def remove_broken(
     max_repeat: Count = 40,
 ) -> FilterResult:
     """Drop conversations that are empty or only links, have more than a share `max_broken` of replacement
-    characters, or repeat one character more than `max_repeat` times (`hahaha...` is kept). Empty turns are
-    removed and the adjacent turns, now of one speaker, merged.
+    characters, or repeat one character more than `max_repeat` times (`hahaha...` is kept). In records
+    without a fixed prompt, empty turns are removed, and neighbouring turns of one speaker merged.
     """
     kept: list[Conversation] = []
     dropped: list[Rejected] = []

@@ -133,7 +133,7 @@ def test_unreachable_hub_uses_the_last_download(
 def test_scheduled_run_uses_the_new_data_and_reports_drift(
     fresh_home: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    from ratchet.tasks.data.drift import watch_data
+    from ratchet.tasks.data.drift import check_data_drift
 
     home, data, moved = fresh_home("home"), tmp_path / "chats.jsonl", []
     for words in (3, 12):
@@ -153,7 +153,7 @@ def test_scheduled_run_uses_the_new_data_and_reports_drift(
         night.begin()
         for name in ("model_policy", "raw", "drafts", "curated"):
             night.make(name)
-        moved.append({shift.what for shift in watch_data(night)})
+        moved.append({shift.what for shift in check_data_drift(night)})
         night.end("finished")
     assert moved == [set(), {"length in tokens"}]
     assert "length in tokens" in (night.run.path / "drift.json").read_text()

@@ -16,14 +16,14 @@ import pytest
 from ratchet.tasks.data import drift
 from ratchet.tasks.data.drift import (
     Shift,
+    check_data_drift,
     data_shifts,
-    gate_shifts,
     last_run,
-    limit,
-    numbers_shift,
+    numeric_psi,
+    psi,
+    psi_limit,
     result_shifts,
-    stability,
-    watch_data,
+    validation_shifts,
 )
 from ratchet.tasks.tracking import alerts
 
@@ -48,10 +48,10 @@ def rows(
 
 def test_stability_index_by_hand() -> None:
     p, q = [(10 + 0.5) / 41, (30 + 0.5) / 41], [(30 + 0.5) / 41, (10 + 0.5) / 41]
-    assert stability([10, 30], [30, 10]) == pytest.approx(
+    assert psi([10, 30], [30, 10]) == pytest.approx(
         sum((b - a) * math.log(b / a) for a, b in zip(p, q, strict=True))
     )
-    assert stability([10, 30], [10, 30]) == 0 and stability([10, 30], [30, 10]) == pytest.approx(
+    assert psi([10, 30], [10, 30]) == 0 and psi([10, 30], [30, 10]) == pytest.approx(
         2 * (20 / 41) * math.log(30.5 / 10.5)
     )
 
@@ -61,10 +61,10 @@ def test_drift_index_has_its_nominal_false_positive_rate() -> None:
     draw = random.Random(0)
     over = 0
     for _ in range(2000):
-        size, bins = numbers_shift([draw.random() for _ in range(60)], [draw.random() for _ in range(50)])
-        over += size > limit(bins, 60, 50, 0.05)
+        size, bins = numeric_psi([draw.random() for _ in range(60)], [draw.random() for _ in range(50)])
+        over += size > psi_limit(bins, 60, 50, 0.05)
     assert 0.02 < over / 2000 < 0.08
-    assert limit(10, 100_000, 100_000, 0.05) == 0.2 and limit(1, 10, 10, 0.05) == math.inf
+    assert psi_limit(10, 100_000, 100_000, 0.05) == 0.2 and psi_limit(1, 10, 10, 0.05) == math.inf
 
 
 @pytest.mark.parametrize(
@@ -94,12 +94,12 @@ def test_drift_of_failed_expectations() -> None:
             ],
         }
 
-    assert [s.moved for s in gate_shifts(report(1), report(3))] == [False]
-    (moved,) = gate_shifts(report(1), report(40))
+    assert [s.moved for s in validation_shifts(report(1), report(3))] == [False]
+    (moved,) = validation_shifts(report(1), report(40))
     assert moved.moved and str(moved).startswith(
         "groups that break “no turn is empty” of all data: 0.10% -> 4.00%"
     )
-    assert not gate_shifts(report(40), report(1))[0].moved, "better data is no alarm"
+    assert not validation_shifts(report(40), report(1))[0].moved, "better data is no alarm"
 
 
 def test_results_behind_the_champion() -> None:
@@ -156,7 +156,7 @@ def test_run_records_alerts_and_shows_drift(
     monkeypatch.setattr(alerts, "emit_alert", lambda *what: emitted.append(what))
     last = last_run(pipeline)
     assert last is not None and last.name == "toy-last"
-    (moved,) = watch_data(pipeline)
+    (moved,) = check_data_drift(pipeline)
     assert (
         moved.what == "length in tokens"
         and len(emitted) == 1
@@ -181,4 +181,4 @@ def test_drift_errors_never_stop_a_run(
     pipeline: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     (tmp_path / "runs" / "toy-last" / "stages" / "curated" / "statistics.parquet").write_text("broken")
-    assert watch_data(pipeline) == [] and "drift of data could not be checked" in caplog.text
+    assert check_data_drift(pipeline) == [] and "drift of data could not be checked" in caplog.text

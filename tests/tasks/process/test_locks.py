@@ -174,7 +174,7 @@ def lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setattr(locks, "GPU_LOCKS", tmp_path / "gpus")
     monkeypatch.setattr("prefect.concurrency.sync.concurrency", limit)
     monkeypatch.setattr(flow, "watched", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(flow, "watch_data", lambda _: None)
+    monkeypatch.setattr(flow, "check_data_drift", lambda _: None)
     monkeypatch.setattr(flow, "online_round", flow.online_round.fn)
     monkeypatch.setattr(flow, "make", make)
 

@@ -336,7 +336,7 @@ def test_join_reports_why_a_node_is_rejected(tmp_path: Path, inputs: dict[str, A
             f"127.0.0.1:{server.getsockname()[1]}",
         )
         file = Path(job.request["work"]) / JOB
-        assert job.each == 2 and rejection_reason(file, job) == ""
+        assert job.ranks_per_machine == 2 and rejection_reason(file, job) == ""
         assert rejection_reason(tmp_path / "elsewhere/store/.work/sft-a" / JOB, job) == (
             f"the home is {tmp_path} on {job.leader} and {tmp_path / 'elsewhere'} here; the path must be "
             "the same on both"

@@ -50,7 +50,7 @@ LOADING = """
 import os, sys, ratchet.tasks.process.launch
 ratchet.tasks.process.launch.PRELOAD[:] = ["slow_to_load"]
 from ratchet.flows.startup import servers
-with servers(forks=True):
+with servers(fork_server=True):
     from multiprocessing.forkserver import _forkserver
     print(_forkserver._forkserver_pid, flush=True)
     os.kill(os.getpid(), 9)

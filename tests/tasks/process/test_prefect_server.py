@@ -76,8 +76,8 @@ def test_second_home_copies_the_migrated_database(tmp_path: Path, monkeypatch: p
 
 BEATS = """
 from pathlib import Path
-from ratchet.flows.startup import quiet_platforms, servers
-quiet_platforms(Path.cwd())
+from ratchet.flows.startup import set_environment_defaults, servers
+set_environment_defaults(Path.cwd())
 with servers():
     from prefect.settings import get_current_settings
     print(get_current_settings().flows.heartbeat_frequency)

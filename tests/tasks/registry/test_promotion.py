@@ -13,12 +13,12 @@ from ratchet.components.recipes.schema_evaluation import Champion
 from ratchet.tasks.registry.promotion import against_champion, promote_by_hand, rollback, spent, with_evidence
 from ratchet.tasks.registry.registry import (
     champion,
+    ensure_files,
     events,
     history,
     promote,
     register,
     saved_lineage,
-    with_bytes,
 )
 from ratchet.tasks.tracking.results import comparable, paired, shared_scores
 from ratchet.tasks.tracking.server import client
@@ -250,7 +250,7 @@ def test_external_checkpoint_is_registered_with_its_files_or_an_error(version, h
     assert (
         crowned.tags["metric.optimise.steps"] == "8.0" and crowned.tags["parent.sft"] == f"{name}:{first}"
     ), "`ratchet gc --best` ranks by them"
-    assert with_bytes(name, middle, home=home) == number, "asked again, the same one"
+    assert ensure_files(name, middle, home=home) == number, "asked again, the same one"
     (folder / "model.safetensors").write_text("another")
     other = register(folder, name, lineage=lineage, external=True, home=home)
     (folder / "model.safetensors").write_text("a third")

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from ratchet.components.errors import RecipeError
 from ratchet.components.storage.store import RunDirectory
 from ratchet.flows.cli import app
-from ratchet.tasks.tracking.outcome import lines_of, outcome, verdict_of
+from ratchet.tasks.tracking.outcome import lines_of, outcome, short_result
 from ratchet.tasks.tracking.results import figures
 
 VERDICT = {
@@ -94,7 +94,7 @@ def test_champion_or_result_of_the_comparison(
     }
     found = outcome(run(tmp_path, "mine-1", verdict=passed, registered={"sft": "mine:2"}, **state).path)
     assert (
-        verdict_of(found) == verdict
+        short_result(found) == verdict
         and lines_of(found)[-1] == line
         and ("gates", "all 1 passed") in lines_of(found)
     )
@@ -121,7 +121,7 @@ def test_failed_run_shows_its_error_and_log(tmp_path: Path) -> None:
         "error      StageError: out of memory (stage sft)" in output
         and f"log        {run_directory.path.resolve()}/logs/sft.log" in output
     )
-    assert verdict_of(outcome(run_directory.path)) == "failed at sft"
+    assert short_result(outcome(run_directory.path)) == "failed at sft"
 
 
 def test_runs_lists_a_dead_run_as_interrupted(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from ratchet.components.recipes.plan import Stage
 from ratchet.components.types import Artifact
 from ratchet.tasks.pipeline import Pipeline, _follow
 from ratchet.tasks.tracking.live_upload import Tracking
-from ratchet.tasks.tracking.outcome import tracked
+from ratchet.tasks.tracking.outcome import stage_metrics
 from ratchet.tasks.tracking.prefect_page import AWAY_SECONDS, PrefectPage
 
 KINDS = ("image", "link", "markdown", "table")
@@ -254,7 +254,7 @@ def test_compared_metrics_have_plain_names_and_counters_a_prefix() -> None:
             "reload_difference": 1e-6,
         },
     }
-    found = tracked("reward", meta)
+    found = stage_metrics("reward", meta)
     assert {name for name in found if "/" not in name} == {
         "reward.reward_model",
         "reward.certificate.accuracy.mean",
@@ -265,7 +265,7 @@ def test_compared_metrics_have_plain_names_and_counters_a_prefix() -> None:
         and {name.partition("/")[0] for name in found if "/" in name} == {"details"}
     )
     assert "reward.reward_model/loss" not in found, "its series is there"
-    assert tracked("evaluate", {"final.length": 4.0, "win_rate_vs_sft.mean": 0.6}) == {
+    assert stage_metrics("evaluate", {"final.length": 4.0, "win_rate_vs_sft.mean": 0.6}) == {
         "final.length": 4.0,
         "win_rate_vs_sft.mean": 0.6,
     }
