@@ -22,7 +22,6 @@ test: install  ## run the test suite
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 test-slow: install  ## run the tests that need real models and servers
-	$(BIN)/python -m pip install --quiet --constraint infra/constraints.txt --editable ".[lm-eval]"
 	$(BIN)/python -m pytest -m slow
 
 # CLAIMS="--stale" measures what has no verdict of the present definitions; everything takes a night, and continues when started again
@@ -62,5 +61,5 @@ vllm:  ## create .venv-vllm, where the profiles gpu, node and cluster expect vLL
 ui: install  ## open the MLflow and Prefect pages
 	$(BIN)/ratchet ui
 
-clean:  ## remove .venv and out/
+clean:  ## remove .venv and ALL of out/: runs, models, people's labels, MLflow's database
 	rm -rf out $(VENV)

@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/benchmarks"))
     parser.add_argument("--environments", type=Path, default=Path(".venv-benchmarks"))
     parser.add_argument(
-        "--default-run-seconds", type=float, default=1140.0, help="how long `ratchet run chat` takes here"
+        "--default-run-seconds", type=float, default=960.0, help="how long `ratchet run instruct` takes here"
     )
     given = parser.parse_args()
     wanted = given.work.split(",")

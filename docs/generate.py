@@ -265,8 +265,8 @@ def piece_reference() -> str:
         "# Pieces",
         "What a recipe can name, by slot, generated from the sources: `clip` is "
         "`components/pieces/objectives/clip.py`, `clip.row` the function "
-        "`row` of that file. Objectives also take `weight`, `reduce` (how unreduced terms become the "
-        "loss) and `label`.",
+        "`row` of that file. Objectives also take `weight`, `weight_column`, `where`, `label` and `reduce` "
+        "(how unreduced terms become the loss).",
     ]
     for slot in SLOTS:
         parts += [f"## {slot}", *(piece_entry(name, one) for name, one in catalogue(slot).items())]

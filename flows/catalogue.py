@@ -25,7 +25,7 @@ FAMILIES = (
     "Decoding",
     "Offline preference learning",
     "Online preference learning, in rounds",
-    "Policy gradient, in on-policy steps",
+    "Online learning, in on-policy steps",
     "Evaluation alone",
 )
 
@@ -78,8 +78,8 @@ def families(recipes: Mapping[str, Recipe]) -> dict[str, list[str]]:
 
 
 def slug(name: str) -> str:
-    """File name of a family's page: `Policy gradient, in on-policy steps` ->
-    `policy-gradient-in-on-policy-steps`.
+    """File name of a family's page: `Online learning, in on-policy steps` ->
+    `online-learning-in-on-policy-steps`.
     """
     return "-".join(re.findall(r"[a-z0-9]+", name.lower()))
 

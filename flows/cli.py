@@ -17,13 +17,12 @@ from ratchet.flows.commands.claims import claims
 from ratchet.flows.commands.compare import compare
 from ratchet.flows.commands.deploy import deploy
 from ratchet.flows.commands.doctor import doctor
-from ratchet.flows.commands.export import export, push
+from ratchet.flows.commands.export import export
 from ratchet.flows.commands.gc import gc
 from ratchet.flows.commands.init import init
 from ratchet.flows.commands.join import join
 from ratchet.flows.commands.label import label
 from ratchet.flows.commands.lineage import lineage
-from ratchet.flows.commands.lm_eval import lm_eval
 from ratchet.flows.commands.options import OUT, Home, Limit, ProfileOption, RecipeName, Set, Until
 from ratchet.flows.commands.plan import plan, print_plan
 from ratchet.flows.commands.promote import promote, rollback
@@ -174,8 +173,6 @@ for command in (
     deploy,
     lineage,
     export,
-    push,
-    lm_eval,
     reproduce,
     promote,
     rollback,

@@ -22,7 +22,7 @@ it they are a plain list.
     gold              the gold measure's certificate
     lengths           title → tokens of each answer          curves   name → [[step, value], ...]
     transcripts       [{prompt: messages, human, answers: {title: text}, gold: {title: score},
-                      verified: {title: passed}, tags: {name: value}, worst}]
+                      verified: {title: passed}, tags: {name: value}}]
     lineage           [{name, digest, ...}]                  configuration   mapping or text
     sources           name of each data source, if there are several → its address, records and groups by
                       split

@@ -13,8 +13,7 @@ def prepared(talks: Sequence[Talk]) -> dict[str, Any]:
     """`talks` with the indices of the patterns each fits; `patterns`: (label, count) of patterns that fit
     any; `tags`: name -> {value: count}.
 
-    A talk has `prompt` and `answers`, and may have `verified` {title: passed}, `tags` {name: value} and
-    `worst`.
+    A talk has `prompt` and `answers`, and may have `verified` {title: passed} and `tags` {name: value}.
     """
     wanted = [(label, [bool(fits(talk)) for talk in talks]) for label, fits in _patterns(talks)]
     found = [(label, fitting) for label, fitting in wanted if any(fitting)]
@@ -26,7 +25,6 @@ def prepared(talks: Sequence[Talk]) -> dict[str, Any]:
                 "gold": None,
                 "verified": None,
                 "tags": None,
-                "worst": False,
                 **talk,
                 "fits": [i for i, (_, fitting) in enumerate(found) if fitting[row]],
             }
@@ -47,9 +45,7 @@ def prepared(talks: Sequence[Talk]) -> dict[str, Any]:
 
 
 def _patterns(talks: Sequence[Talk]) -> list[tuple[str, Callable[[Talk], bool]]]:
-    """Label -> predicate: the last model against each other one (nearest first), then all models, then the
-    worst answers.
-    """
+    """Label -> predicate: the last model against each other one (nearest first), then all models."""
     titles = list(dict.fromkeys(title for talk in talks for title in talk.get("verified") or {}))
     found: list[tuple[str, Callable[[Talk], bool]]] = []
     for other in reversed(titles[:-1]):
@@ -70,7 +66,7 @@ def _patterns(talks: Sequence[Talk]) -> list[tuple[str, Callable[[Talk], bool]]]
             )
             for word, passed in (("fails", False), ("passes", True))
         ]
-    return [*found, ("worst of the final model", lambda talk: bool(talk.get("worst")))]
+    return found
 
 
 def _fits(passing: str, failing: str) -> Callable[[Talk], bool]:

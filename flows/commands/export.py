@@ -1,4 +1,4 @@
-"""`ratchet export` and `ratchet push`: a model as a Hugging Face directory, local or on the Hub."""
+"""`ratchet export`: a model as a Hugging Face directory."""
 
 from __future__ import annotations
 
@@ -31,22 +31,3 @@ def export(
         f"{out}: {len([*out.rglob('*')])} files, "
         f"{sum(f.stat().st_size for f in out.rglob('*') if f.is_file()) / 1e6:.1f} MB"
     )
-
-
-def push(
-    model: Model,
-    repository: Annotated[
-        str, typer.Argument(metavar="hub:ORG/NAME", help="Hub repository, created if it does not exist.")
-    ],
-    public: Annotated[
-        bool, typer.Option("--public", help="Create the repository as public. Default: private.")
-    ] = False,
-    message: Annotated[str, typer.Option(help="Commit message.")] = "",
-    home: Home = OUT,
-) -> None:
-    """Upload a model with its model card to the Hugging Face Hub (HF_TOKEN or `hf auth login`; HF_ENDPOINT
-    for another hub).
-    """
-    from ratchet.tasks.registry.exporting import push as upload
-
-    typer.echo(upload(model, repository, home=home, public=public, message=message))

@@ -37,7 +37,6 @@ class Finished:
 
 @dataclass
 class _Worker:
-    number: int
     process: Any
     connection: Any
     job: Any = None
@@ -107,7 +106,7 @@ def _begin(number: int, log: Path) -> _Worker:
     with without_main():
         process.start()
     theirs.close()
-    return _Worker(number, process, ours)
+    return _Worker(process, ours)
 
 
 def _stop(worker: _Worker) -> None:

@@ -1,18 +1,14 @@
-"""Export of a model (of a run, the registry or a directory) as a Hugging Face directory with model card,
-locally or to the Hub.
-"""
+"""Export of a model (of a run, the registry or a directory) as a Hugging Face directory with a model card."""
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ratchet.components.errors import RecipeError, ServiceError, SourceError, StoreError
+from ratchet.components.errors import RecipeError, StoreError
 from ratchet.components.stages.fetch import PICKLES, RECORDS
 from ratchet.components.storage.store import MANIFEST, disk_errors, file_digest, read_manifest
 from ratchet.tasks.registry.lineage import of_product, resolve
@@ -54,10 +50,9 @@ def locate(model: str, home: Path) -> tuple[Path | None, Mapping[str, Any], Vers
     return None, made, version, f"{version.name}:{version.version}"
 
 
-def export(model: str, out: Path, *, home: Path, repository: str = "") -> Path:
-    """Copy the model to the new directory `out`, atomically, with a model card (for the Hub's `repository` if
-    given). `RecipeError` for an unknown model or a non-empty `out`, `StoreError` if its files are missing or
-    damaged.
+def export(model: str, out: Path, *, home: Path) -> Path:
+    """Copy the model to the new directory `out`, atomically, with a model card. `RecipeError` for an
+    unknown model or a non-empty `out`, `StoreError` if its files are missing or damaged.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RecipeError(f"{out} exists and is not an empty directory; name a new one")
@@ -86,42 +81,9 @@ def export(model: str, out: Path, *, home: Path, repository: str = "") -> Path:
             raise StoreError(
                 f"{place} contains no weights (model.safetensors expected; pickles are never exported)"
             )
-        (whole / "README.md").write_text(
-            model_card(whole, made, repository or name, repository or "path/to/this/folder")
-        )
+        (whole / "README.md").write_text(model_card(whole, made, name))
         whole.chmod(0o755)
         if out.exists():
             out.rmdir()
         whole.rename(out)
     return out
-
-
-def push(model: str, address: str, *, home: Path, public: bool = False, message: str = "") -> str:
-    """Upload a model to `hub:org/name`, private if new unless `public`; returns the commit URL. `SourceError`
-    for another address, `ServiceError` if the Hub rejects it.
-    """
-    match = re.fullmatch(r"hub:([\w.-]+/[\w.-]+)", address)
-    if not match:
-        raise SourceError(f"{address!r} is not a Hub repository; expected hub:org/name")
-    from huggingface_hub import HfApi
-
-    repository, endpoint = (
-        match.group(1),
-        os.environ.get("HF_ENDPOINT"),
-    )  # read at call time; the library reads it once at import
-    with tempfile.TemporaryDirectory(prefix=".push-", dir=home if home.is_dir() else None) as folder:
-        out = export(model, Path(folder) / "model", home=home, repository=repository)
-        hub = HfApi(endpoint=endpoint)
-        try:
-            hub.create_repo(repository, private=not public, exist_ok=True)
-            done = hub.upload_folder(
-                folder_path=out, repo_id=repository, commit_message=message or f"Ratchet: {model}"
-            )
-        except Exception as error:  # network libraries raise various exceptions
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ServiceError(
-                f"{address}: {hub.endpoint} rejected the model: {reason}; log in with `hf auth login` or "
-                "set HF_TOKEN to a token "
-                "with write access"
-            ) from error
-    return str(done.commit_url)

@@ -16,26 +16,24 @@ USE = {
     "text-generation": """```python
 from transformers import pipeline
 
-answer = pipeline("text-generation", "{address}")
-print(answer([{{"role": "user", "content": "Name three fruits."}}])[0]["generated_text"][-1]["content"])
+answer = pipeline("text-generation", "path/to/this/folder")
+print(answer([{"role": "user", "content": "Name three fruits."}])[0]["generated_text"][-1]["content"])
 ```""",
     "text-classification": """It is a reward model: it scores a conversation, rendered by its chat template.
 
 ```python
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-model, tokenizer = (auto.from_pretrained("{address}") for auto in (AutoModelForSequenceClassification, AutoTokenizer))
-talk = [{{"role": "user", "content": "Name three fruits."}}, {{"role": "assistant", "content": "Apple, pear and plum."}}]
+model, tokenizer = (auto.from_pretrained("path/to/this/folder") for auto in (AutoModelForSequenceClassification, AutoTokenizer))
+talk = [{"role": "user", "content": "Name three fruits."}, {"role": "assistant", "content": "Apple, pear and plum."}]
 tokens = tokenizer.apply_chat_template(talk, return_tensors="pt", return_dict=True)
 print(model(**tokens).logits.item())
 ```""",  # noqa: E501
 }
 
 
-def model_card(model_dir: Path, made: Mapping[str, Any], title: str, address: str) -> str:
-    """Markdown model card. `made`: lineage (`tasks/registry/lineage.py`), or empty. `address`: argument for
-    `from_pretrained`.
-    """
+def model_card(model_dir: Path, made: Mapping[str, Any], title: str) -> str:
+    """Markdown model card. `made`: lineage (`tasks/registry/lineage.py`), or empty."""
     architecture = (json.loads((model_dir / "config.json").read_text()).get("architectures") or [""])[0]
     task = "text-classification" if "Classification" in architecture else "text-generation"
     sources = {
@@ -52,7 +50,7 @@ def model_card(model_dir: Path, made: Mapping[str, Any], title: str, address: st
     }
     parts = [
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {title}",
-        USE[task].format(address=address),
+        USE[task],
     ]
     if made:
         resolved = yaml.safe_load(made.get("resolved") or "") or {}

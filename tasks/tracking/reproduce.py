@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ratchet.components.storage.store import MANIFEST, Store, content, file_dige
 from ratchet.components.types import Artifact
 from ratchet.tasks.data.versioning import get, versions
 from ratchet.tasks.machine.provenance import machine, packages, revision
-from ratchet.tasks.pipeline import Pipeline, Watcher
+from ratchet.tasks.pipeline import Pipeline
 
 LOCATED = ("fetch_data", "fetch_model", "make_tiny")
 
@@ -40,9 +40,7 @@ class Outcome:
     changed: bool = False
 
 
-def reproduce(
-    made: Mapping[str, Any], into: Path, *, home: Path, anew: bool = False, watchers: Sequence[Watcher] = ()
-) -> Iterator[Outcome]:
+def reproduce(made: Mapping[str, Any], into: Path, *, home: Path, anew: bool = False) -> Iterator[Outcome]:
     """Replay a lineage in the empty directory `into`, one result a stage, to the first that differs.
 
     `home`: where input files may still be; with `anew` they are downloaded. `RecipeError` if the lineage has
@@ -53,7 +51,6 @@ def reproduce(
     if into.exists() and any(into.iterdir()):
         raise RecipeError(f"{into} is not empty; a reproduction needs a fresh directory")
     pipeline = Pipeline.again(made["resolved"], home=into, run=made["run"] or "again")
-    pipeline.watchers[:] = watchers
     if unknown := [name for name in made["stages"] if name not in pipeline.stages]:
         raise ContractError(
             f"the current code has no stage {', '.join(unknown)}; check out revision "

@@ -54,10 +54,6 @@ def evaluation(run: Path) -> dict[str, Any]:
     }
 
 
-CONDITIONS = ("data", "max_tokens", "temperature", "decoding")
-"""Conditions of an evaluation that two comparable ones share."""
-
-
 def _answered(options: Mapping[str, Any]) -> dict[str, Any]:
     """How the final arm answered. `decoding`: all of it, if the recipe names its arms."""
     arms = options.get("arms")

@@ -71,13 +71,13 @@ def reached(doing: str) -> Iterator[None]:
         ) from error
 
 
-def experiment_name(name: str = "ratchet") -> str:
-    return os.environ.get("MLFLOW_EXPERIMENT_NAME", name)
+def experiment_name() -> str:
+    return os.environ.get("MLFLOW_EXPERIMENT_NAME", "ratchet")
 
 
-def experiment_id(mlflow: Any, home: Path, name: str = "ratchet") -> str:
+def experiment_id(mlflow: Any, home: Path) -> str:
     """Id of the experiment, created if missing; with the sqlite file, its artifacts are stored in `home`."""
-    name = experiment_name(name)
+    name = experiment_name()
     found = mlflow.get_experiment_by_name(name)
     if found:
         if not set(KIND) <= set(found.tags):

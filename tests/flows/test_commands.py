@@ -132,7 +132,6 @@ def test_reproduce_prints_json(home: Path, state: str, monkeypatch: pytest.Monke
         "gc",
         "certify",
         "deploy",
-        "lm-eval",
         "chat",
         "recipes list",
         "recipes explain",

@@ -303,18 +303,17 @@ def verified_results():
         "quality": {"perplexity": {"base": around(19.0, 0.5), "final": around(21.4, 0.5)}},
         "quality_vs_base": {"perplexity": around(2.4, 1.0)},
         "transcripts": [
-            talk("10110"[i], "00111"[i], f"answer {i}", family=f, worst=i == 4)
+            talk("10110"[i], "00111"[i], f"answer {i}", family=f)
             for i, f in enumerate(("a_b", "a_b", "c", "<i>", '"x'))
         ],
     }
 
 
-def talk(sft, final, text, worst=False, **tags):
+def talk(sft, final, text, **tags):
     return {
         "prompt": [{"role": "user", "content": "<q>"}],
         "answers": {"SFT": text, "final": text},
         "tags": tags,
-        "worst": worst,
         "verified": {"SFT": sft == "1", "final": final == "1"},
     }
 
@@ -367,7 +366,7 @@ def test_transcripts_carry_what_the_filters_need_with_counts(tmp_path):
     parser = Wellformed()
     parser.feed(page)
     talks = [attrs for tag, attrs in parser.seen if tag == "article"]
-    assert [t["data-fits"] for t in talks] == ["1", "2", "3", "3", "0 4"] and [
+    assert [t["data-fits"] for t in talks] == ["1", "2", "3", "3", "0"] and [
         t["data-tag-0"] for t in talks
     ] == ["a_b", "a_b", "c", "<i>", '"x']
     options = " ".join(" ".join(parser.text).split())
@@ -377,7 +376,6 @@ def test_transcripts_carry_what_the_filters_need_with_counts(tmp_path):
         "final fails where SFT passes (1)",
         "all fail (1)",
         "all pass (2)",
-        "worst of the final model (1)",
         "a b (2)",
         "c (1)",
         "<i> (1)",
@@ -385,7 +383,7 @@ def test_transcripts_carry_what_the_filters_need_with_counts(tmp_path):
         assert shown in options, shown
     [form] = [attrs for tag, attrs in parser.seen if tag == "form"]
     assert "hidden" in form, "the script shows it"
-    assert "were chosen for the final model's lowest" in options and "not chosen by anybody" not in options
+    assert "the first ones, not chosen by anybody" in options
 
 
 def test_filter_patterns_without_a_transcript_are_omitted():

@@ -1,23 +1,18 @@
-"""`ratchet export` and `ratchet push`: exact files, a model card with provenance, no local paths."""
+"""`ratchet export`: exact files, a model card with provenance, no local paths."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import http.server
 import json
-import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import yaml
 
-from ratchet.components.errors import RecipeError, ServiceError, SourceError, StoreError
+from ratchet.components.errors import RecipeError, StoreError
 from ratchet.components.storage.store import RunDirectory, Store, digest
 from ratchet.components.types import Artifact
-from ratchet.tasks.registry.exporting import export, push
+from ratchet.tasks.registry.exporting import export
 from ratchet.tasks.registry.registry import promote, register
 
 RESULTS = {
@@ -173,118 +168,3 @@ def test_a_damaged_product_is_not_exported(home: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"model\.safetensors"):
         export("mine/sft", tmp_path / "out", home=home)
     assert not (tmp_path / "out").exists()
-
-
-class Hub(http.server.BaseHTTPRequestHandler):
-    """Fake Hub upload API: create, preupload, LFS batch, commit."""
-
-    made: ClassVar[dict[str, Any]] = {}
-    files: ClassVar[dict[str, bytes]] = {}
-    large: ClassVar[dict[str, bytes]] = {}
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        assert self.headers["Authorization"] == "Bearer hf_right" or self.path.endswith("validate-yaml"), (
-            self.path
-        )
-        here = f"http://{self.headers['Host']}"
-        if self.path == "/api/repos/create":
-            Hub.made.update(json.loads(body))
-            return self._say({"url": f"{here}/org/name"})
-        if "/preupload/" in self.path:
-            return self._say(
-                {
-                    "files": [
-                        {
-                            "path": f["path"],
-                            "shouldIgnore": False,
-                            "uploadMode": "lfs" if f["path"].endswith("safetensors") else "regular",
-                        }
-                        for f in json.loads(body)["files"]
-                    ]
-                }
-            )
-        if self.path.endswith("/info/lfs/objects/batch"):
-            return self._say(
-                {
-                    "transfer": "basic",
-                    "objects": [
-                        {**o, "actions": {"upload": {"href": f"{here}/put/{o['oid']}"}}}
-                        for o in json.loads(body)["objects"]
-                    ],
-                }
-            )
-        if "/commit/" in self.path:
-            for line in map(json.loads, body.splitlines()):
-                if line["key"] == "file":
-                    Hub.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-                elif line["key"] == "lfsFile":
-                    Hub.files[line["value"]["path"]] = Hub.large[line["value"]["oid"]]
-            return self._say({"commitUrl": f"{here}/org/name/commit/1", "commitOid": "1", "success": True})
-        return self._say({"errors": [], "warnings": []})
-
-    def do_PUT(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        Hub.large[hashlib.sha256(body).hexdigest()] = body
-        self._say({})
-
-    def do_GET(self) -> None:
-        self._say({"id": "org/name", "sha": "0" * 40, "siblings": []})
-
-    def _say(self, answer: Any) -> None:
-        body = json.dumps(answer).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None: ...
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], dict[str, bytes]]]:
-    from huggingface_hub import constants
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setenv("HF_TOKEN", "hf_right")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(
-        constants, "HF_HUB_DISABLE_XET", True
-    )  # large files by LFS, which a few lines can serve
-    yield lambda: Hub.files
-    server.shutdown()
-    server.server_close()
-
-
-def test_a_push_uploads_the_export_and_makes_a_private_repository(
-    home: Path, tmp_path: Path, hub: Callable[[], dict[str, bytes]]
-) -> None:
-    assert push("mine/sft", "hub:org/name", home=home).endswith("/org/name/commit/1")
-    card = hub().pop("README.md").decode()
-    assert (
-        {name: body.decode() for name, body in hub().items()} == FILES
-        and "# org/name" in card
-        and 'pipeline("text-generation", "org/name")' in card
-    )
-    assert (
-        Hub.made["name"] == "name"
-        and Hub.made["organization"] == "org"
-        and Hub.made["visibility"] == "private"
-    )
-    push("mine/sft", "hub:org/name", home=home, public=True)
-    assert Hub.made["visibility"] == "public" and not list(home.glob(".push-*"))
-
-
-def test_push_errors_are_one_sentence(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SourceError, match="hub:org/name"):
-        push("mine/sft", "org/name", home=home)
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setenv("HF_TOKEN", "hf_right")
-    with pytest.raises(ServiceError, match=r"hub:org/name: http://127\.0\.0\.1:9.*HF_TOKEN"):
-        push("mine/sft", "hub:org/name", home=home)
