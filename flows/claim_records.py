@@ -219,10 +219,15 @@ def table(stored: Mapping[str, Verdict]) -> str:
             f"**{one.verdict}**" if one.verdict == "holds" else one.verdict,
             str(one.seeds),
             f"{one.minutes:.1f}",
-            one.note or one.why,
+            f"{one.note or one.why}{_changes(one)}",
         )
         rows.append("| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows)
+
+
+def _changes(one: Verdict) -> str:
+    """How often the check was changed after its first result, where it was."""
+    return f" (check changed {'once' if one.changed == 1 else f'{one.changed} times'})" if one.changed else ""
 
 
 def effect(one: Comparison) -> str:
