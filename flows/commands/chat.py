@@ -244,8 +244,8 @@ def chat(
         list[str],
         typer.Argument(
             metavar="MODEL...",
-            help="A registered name, name:version or name@alias, a run (its base, "
-            "SFT and final model), a stage's directory or any Hugging Face directory.",
+            help="RUN (its base, SFT and final model), RUN/STAGE, a directory, or a registered model: name, "
+            "name:version or name@alias.",
         ),
     ],
     home: Home = OUT,

@@ -7,15 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.flows.commands.options import OUT, Home
-
-Model = Annotated[
-    str,
-    typer.Argument(
-        help="RUN (its final model), RUN/STAGE, a directory, or a registered model: name, name:version "
-        "or name@alias."
-    ),
-]
+from ratchet.flows.commands.options import OUT, Home, Model
 
 
 def export(

@@ -11,11 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ratchet.flows.commands.options import OUT, Home, Json, print_json
-
-Model = Annotated[
-    str, typer.Argument(help="Registered model (name, name:version or name@alias), or a stage's directory.")
-]
+from ratchet.flows.commands.options import OUT, Home, Json, Model, print_json
 
 
 def lineage(

@@ -24,6 +24,13 @@ Limit = Annotated[
         help="Smoke test: at most N rows of each split, one epoch, two rounds, nothing registered.",
     ),
 ]
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="RUN (its final model), RUN/STAGE, a directory, or a registered model: name, name:version "
+        "or name@alias."
+    ),
+]
 Reason = Annotated[str, typer.Option(help="Reason, kept with the version.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ratchet.flows.commands.lineage import Model
-from ratchet.flows.commands.options import OUT, Home, Json, print_json
+from ratchet.flows.commands.options import OUT, Home, Json, Model, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console

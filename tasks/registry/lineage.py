@@ -17,15 +17,15 @@ version:
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ratchet.components.errors import RecipeError, StoreError, nearest
-from ratchet.components.storage.store import content, read_manifest, write_atomic
+from ratchet.components.errors import StoreError
+from ratchet.components.storage.store import MANIFEST, content, read_manifest, write_atomic
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.registry.registry import Version, history, saved_lineage, version_with_alias
+from ratchet.tasks.registry.registry import Version, saved_lineage
+from ratchet.tasks.registry.weights import Location, locate
 from ratchet.tasks.tracking.results import evaluation
 
 Lineage = Mapping[str, Any]
@@ -117,43 +117,25 @@ def _results(run: Path, key: str) -> dict[str, Any]:
 
 
 def resolve(model: str, home: Path) -> tuple[dict[str, Any], Version | None]:
-    """The lineage of a stage's directory or a registered `name[:version|@alias]`, and the version.
+    """The lineage of a run's final model, a stage's output or a registered version, and the version.
 
-    A plain name means its champion, or the newest version if there is none. `RecipeError` if unknown.
+    `RecipeError` if unknown (`weights.locate`), `StoreError` if its lineage is.
     """
-    path = Path(os.path.abspath(model))
-    if (path / "manifest.json").exists():
-        return of_product(path, path.parent.parent if path.parent.name == "stages" else None), None
-    version = find(model, home)
+    found = list(locate(model, home).values())[-1]
+    return lineage_of(found, home), found.version
+
+
+def lineage_of(found: Location, home: Path) -> dict[str, Any]:
+    """The lineage of a stage's output or a registered version. `StoreError` if it is unknown."""
+    version = found.version
+    if version is None:
+        return of_product(found.path, found.run)
     made = saved_lineage(version, home=home)
-    if made is None and (Path(version.path) / "manifest.json").exists():
-        made = of_product(Path(version.path))
+    if made is None and (found.path / MANIFEST).exists():
+        made = of_product(found.path)
     if made is None:
         raise StoreError(
             f"{version.name} version {version.version} has no lineage, and its original directory "
-            f"{version.path} "
-            "is not on this machine; use the machine of the run"
+            f"{version.path} is not on this machine; use the machine of the run"
         )
-    return made, version
-
-
-def find(model: str, home: Path) -> Version:
-    """The registered version of `name`, `name:version` or `name@alias`."""
-    name, alias = model.rpartition("@")[::2] if "@" in model else (model, "")
-    name, number = name.rpartition(":")[::2] if ":" in name else (name, "")
-    versions = [] if "/" in name else history(name, home=home)  # a path
-    if not versions:
-        raise RecipeError(
-            f"{model!r} is neither a run under {home / 'runs'}, nor a finished stage's directory, nor a "
-            "registered model; `ratchet runs` lists runs, `ratchet show` the stages of one; runs register "
-            "their models at the end"
-        )
-    if alias:
-        known = {a: v for v in versions for a in v.aliases}
-        if alias not in known:
-            raise RecipeError(f"model {name!r} has no alias {alias!r}{nearest(alias, known)}")
-        return known[alias]
-    numbers = {v.version: v for v in versions}
-    if number and number not in numbers:
-        raise RecipeError(f"model {name!r} has no version {number}{nearest(number, numbers)}")
-    return numbers[number] if number else version_with_alias(versions) or versions[-1]
+    return made

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ratchet.components.errors import StoreError
+from ratchet.components.errors import RecipeError, StoreError
 from ratchet.components.storage.store import file_digest
 from ratchet.tasks.machine.provenance import packages
 from ratchet.tasks.registry.logged_models import LINEAGE, MARK, link_to_run, logged_model
@@ -176,6 +176,25 @@ def version_by_number(versions: Sequence[Version], name: str, number: str) -> Ve
     if number not in known:
         raise StoreError(f"model {name!r} has no version {number}; it has {', '.join(known) or 'none'}")
     return known[number]
+
+
+def find_version(name: str, number: str = "", alias: str = "", *, home: Path) -> Version | None:
+    """The version with that number, or else alias; without either, the champion or else the newest. None if
+    no such model is registered, `RecipeError` for an unknown number or alias.
+    """
+    versions = history(name, home=home) if name in models(home=home) else []  # `models` creates no database
+    if not versions:
+        return None
+    if not (number or alias):
+        return version_with_alias(versions) or versions[-1]
+    for version in versions:
+        if version.version == number if number else alias in version.aliases:
+            return version
+    aliases = ", ".join(f"@{a} (version {v.version})" for v in versions for a in v.aliases) or "none"
+    raise RecipeError(
+        f"{name!r} has no {f'version {number}' if number else f'alias {alias!r}'}; its versions: "
+        f"{', '.join(v.version for v in versions)}; its aliases: {aliases}"
+    )
 
 
 def version_with_files(versions: Sequence[Version], name: str, number: str) -> Version:

@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlparse
 
 import yaml
 
-from ratchet.components.errors import SourceError, StoreError, nearest
+from ratchet.components.errors import RecipeError, SourceError, StoreError, nearest
 from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.schema import Recipe, Source
@@ -30,7 +30,7 @@ from ratchet.components.stages.fetch import REGISTRY
 from ratchet.components.storage.store import MANIFEST, digest
 from ratchet.tasks.registry.logged_models import LINEAGE
 from ratchet.tasks.registry.mlmodel import written_beside
-from ratchet.tasks.registry.registry import Version, directory_digest, history, models, version_with_alias
+from ratchet.tasks.registry.registry import Version, directory_digest, find_version, models
 from ratchet.tasks.tracking.server import service, tracking_uri
 
 log = logging.getLogger("ratchet.sources")
@@ -106,31 +106,19 @@ def version_of(source: str, home: Path, where: str = "") -> Version:
             f"{where}{source!r} is not the address of a registered model; expected registry:NAME, "
             "registry:NAME/VERSION or registry:NAME@ALIAS"
         )
-    name, number, alias = match.groups()
-    known = models(home=home)  # does not create a database
-    versions = history(name, home=home) if name in known else []
-    if not versions:
+    name, number, alias = match.groups("")
+    try:
+        version = find_version(name, number, alias or "champion", home=home)
+    except RecipeError as error:
+        raise SourceError(f"{where}{source}: {error}") from None
+    if version is None:
+        known = models(home=home)
         raise SourceError(
             f"{where}{source}: no model {name!r} is registered at "
             f"{tracking_uri(home)}{nearest(name, known) if known else ''}; "
             "a run with a `register` section registers one at its end"
         )
-    numbers = {version.version: version for version in versions}
-    if number:
-        if number not in numbers:
-            raise SourceError(
-                f"{where}{source}: {name!r} has no version {number}; it has {', '.join(numbers)}"
-            )
-        return numbers[number]
-    found = version_with_alias(versions, alias or "champion")
-    if found is None:
-        aliases = ", ".join(f"@{a} (version {v.version})" for v in versions for a in v.aliases) or "none"
-        raise SourceError(
-            f"{where}{source}: {name!r} has no alias {alias or 'champion'!r}, its aliases: {aliases}; "
-            "name one of these, or a version: "
-            f"registry:{name}/{versions[-1].version}"
-        )
-    return found
+    return version
 
 
 def _pin(name: str, source: Source, home: Path) -> tuple[str, str | None]:

@@ -1,17 +1,19 @@
-"""Lookup of model directories by name: a directory, a run's checkpoints, or a registered version."""
+"""Lookup of models and outputs of stages by the names that commands take."""
 
 from __future__ import annotations
 
 import atexit
 import json
+import os
+import re
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.storage.store import read_manifest
-from ratchet.tasks.registry.lineage import find
-from ratchet.tasks.registry.registry import Version, models
+from ratchet.tasks.registry.registry import Version, find_version, models
 from ratchet.tasks.registry.registry_sources import download
 
 ROLES = {
@@ -20,28 +22,59 @@ ROLES = {
     "policy": "final",
 }  # input of the evaluation -> title in the report
 TRAINED = ("sft", "optimise", "improve")  # stages that train a policy
+VERSION = re.compile(r"([^/@:]+)(?::(\d+)|@([^/@:]+))?")  # NAME, NAME:VERSION, NAME@ALIAS
 
 
-def weights_of(name: str, home: Path) -> dict[str, Path]:
-    """Title -> model directory. A run has base, SFT and final model; a model directory, a stage's directory
-    and a registered `name`, `name:version` or `name@alias` have one. `RecipeError` for an unknown name or a
-    directory without a model; `StoreError` if the files of a version are missing.
+@dataclass(frozen=True)
+class Location:
+    """Location of a stage's output, a model directory or a registered version. `path`: may be missing for a
+    version; `run`: directory of the run that the name contains.
+    """
+
+    path: Path
+    run: Path | None = None
+    version: Version | None = None
+
+
+def locate(name: str, home: Path) -> dict[str, Location]:
+    """Title -> location. `name`: RUN (its base, SFT and final model, in this order), RUN/STAGE, a directory,
+    or a registered `name`, `name:version` or `name@alias`. `RecipeError` if it is none of these.
     """
     for run in (home / "runs" / name, Path(name)):
         if (run / "run.json").is_file():
-            return _of_run(run)
-    path = Path(name)
+            return {title: Location(path, run) for title, path in _of_run(run).items()}
+    of_run, stage = (home / "runs" / name).parent, Path(name).name
+    path = of_run / "stages" / stage if (of_run / "run.json").is_file() else Path(name)
     if path.is_dir():
-        return {path.name or str(path.resolve().name): _model(path)}
-    known = models(home=home)
-    if name.partition("@")[0].partition(":")[0] not in known:
-        runs = [p.parent.name for p in (home / "runs").glob("*/run.json")]
-        raise RecipeError(
-            f"{name!r} is neither a model directory, nor a run under {home / 'runs'}, nor a registered model"
-            f"{nearest(name, [*runs, *known])}"
-        )
-    version = find(name, home)
-    return {f"{version.name}:{version.version}": _of_version(version, home)}
+        path = Path(os.path.abspath(path))
+        return {path.name: Location(path, path.parent.parent if path.parent.name == "stages" else None)}
+    if path != Path(name):
+        made = [p.name for p in path.parent.glob("[!.]*")]
+        raise RecipeError(f"run {of_run.name} has no stage {stage!r}{nearest(stage, made)}")
+    if (match := VERSION.fullmatch(name)) and (version := find_version(*match.groups(""), home=home)):
+        return {f"{version.name}:{version.version}": Location(Path(version.path), None, version)}
+    known = [*(p.parent.name for p in (home / "runs").glob("*/run.json")), *models(home=home)]
+    raise RecipeError(
+        f"{name!r} is neither a run under {home / 'runs'}, nor RUN/STAGE, nor a directory, nor a registered "
+        f"model{nearest(name, known)}; `ratchet runs` lists runs, `ratchet show` the stages of one; runs "
+        "register their models at the end"
+    )
+
+
+def weights_of(name: str, home: Path) -> dict[str, Path]:
+    """Title -> directory of each language model with that name (`locate`). `RecipeError` for an unknown
+    name or a directory without a language model; `StoreError` if the files of a version are missing.
+    """
+    return {title: _model(_files(found, home)) for title, found in locate(name, home).items()}
+
+
+def _files(found: Location, home: Path) -> Path:
+    """Directory of a model: in the store, in a local registry, or downloaded."""
+    if found.version is None or (found.path / "config.json").is_file():
+        return found.path
+    folder = tempfile.mkdtemp(prefix="ratchet-model-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return download(found.version, home, Path(folder))
 
 
 def _model(path: Path) -> Path:
@@ -80,13 +113,4 @@ def _of_run(run: Path) -> dict[str, Path]:
             del found[title]
     if not found:
         raise RecipeError(f"run {run.name} has no model yet; `ratchet show {run.name}` lists its stages")
-    return {title: _model(path) for title, path in found.items()}
-
-
-def _of_version(version: Version, home: Path) -> Path:
-    """Files of a registered version: in the store, in a local registry, or downloaded."""
-    if (Path(version.path) / "config.json").is_file():
-        return _model(Path(version.path))
-    folder = tempfile.mkdtemp(prefix="ratchet-model-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return _model(download(version, home, Path(folder)))
+    return found

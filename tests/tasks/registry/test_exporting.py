@@ -150,7 +150,7 @@ def test_export_accepts_any_model_directory_and_refuses_others(home: Path, tmp_p
     )
     for model, out, error in (
         (str(plain), tmp_path / "out", "is not an empty directory"),
-        ("mine/stf", tmp_path / "new", "no stage 'stf'; it has"),
+        ("mine/stf", tmp_path / "new", "no stage 'stf'; did you mean 'sft'"),
         ("mine/raw", tmp_path / "new", "config.json"),
         ("other", tmp_path / "new", "neither a "),
     ):

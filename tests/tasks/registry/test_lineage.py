@@ -31,6 +31,7 @@ def chain(publish, run_of):
 def test_lineage_lists_every_ancestor_with_its_provenance(chain, tmp_path):
     base, _, sft = chain
     lineage, version = resolve(str(tmp_path / "runs" / "one" / "stages" / "sft"), tmp_path)
+    assert resolve("one/sft", tmp_path) == (lineage, version)
     assert version is None and list(lineage["stages"]) == ["model_policy", "curated", "sft"]
     assert lineage["stages"]["sft"]["inputs"] == {"policy": "model_policy", "data": "curated"}
     assert lineage["stages"]["sft"]["key"] == sft.digest and lineage["stages"]["sft"]["meta"]["steps"] == 3
@@ -94,8 +95,8 @@ def test_registered_version_has_its_lineage_without_the_store(chain, tmp_path, m
     for name, message in (
         ("polic", "registered model"),
         ("policy:7", "no version 7"),
-        ("policy@champ", "did you mean 'champion'"),
-        ("runs/one/stages/stf", "nor a finished stage's directory, nor a registered model"),
+        ("policy@champ", "@champion"),
+        ("runs/one/stages/stf", "nor a directory, nor a registered model"),
     ):
         with pytest.raises(RecipeError, match=message):
             resolve(name, tmp_path)

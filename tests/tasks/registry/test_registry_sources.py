@@ -92,11 +92,11 @@ def test_an_external_version_whose_directory_was_changed_is_refused(home: Path) 
             "registry:smal",
             "models.policy.source: registry:smal: no model 'smal' is registered .* did you mean 'small'",
         ),
-        ("registry:small/9", "'small' has no version 9; it has 1, 2"),
+        ("registry:small/9", "'small' has no version 9; its versions: 1, 2"),
         (
             "registry:small@canary",
-            r"'small' has no alias 'canary', its aliases: @candidate \(version 1\), @champion \(version "
-            r"1\); .*registry:small/2",
+            r"'small' has no alias 'canary'; its versions: 1, 2; its aliases: @candidate \(version 1\), "
+            r"@champion \(version 1\)",
         ),
         ("registry:small:1", "expected registry:NAME, registry:NAME/VERSION or registry:NAME@ALIAS"),
         ("registry:small/3/4", "expected registry:NAME, registry:NAME/VERSION or registry:NAME@ALIAS"),
