@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ratchet.flows.commands.options import OUT, Home, Json, ProfileOption, print_json
 from ratchet.flows.startup import set_environment_defaults
+
+if TYPE_CHECKING:
+    from ratchet.flows.claim_records import Fresh, Verdict
 
 
 def claims(
@@ -50,16 +54,16 @@ def claims(
     if stale or status:
         fresh = freshness(stored, wanted)
         if status:
-            return _print_status(wanted, as_json)
+            return _print_status(wanted, stored, fresh, as_json)
         wanted = [name for name in wanted if name in fresh.stale or name in fresh.missing]
     set_environment_defaults(home)
     from ratchet.flows.claims import check_claims
 
     console = open_console(highlight=False, stderr=as_json)
 
-    def on_verdict(verdict: object) -> None:
+    def on_verdict(verdict: Verdict) -> None:
         if record:
-            write([verdict])  # pyright: ignore[reportArgumentType]  a Verdict
+            write([verdict])
         console.print(verdict_line(verdict), markup=False, soft_wrap=True)
 
     verdicts = check_claims(
@@ -75,11 +79,10 @@ def claims(
         print_json([plain(one) for one in verdicts])
 
 
-def verdict_line(verdict: object) -> str:
+def verdict_line(verdict: Verdict) -> str:
     """A verdict as one line of text."""
-    from ratchet.flows.claim_records import Verdict, effect
+    from ratchet.flows.claim_records import effect
 
-    assert isinstance(verdict, Verdict)
     effects = ", ".join(effect(one) for one in verdict.comparisons.values())
     return (
         f"{verdict.recipe}: {verdict.verdict}. {verdict.claim}: {effects}, {verdict.seeds} seeds, "
@@ -87,11 +90,7 @@ def verdict_line(verdict: object) -> str:
     )
 
 
-def _print_status(names: list[str], as_json: bool) -> None:
-    from ratchet.flows.claim_records import freshness, read
-
-    stored = read()
-    fresh = freshness(stored, names)
+def _print_status(names: list[str], stored: Mapping[str, Verdict], fresh: Fresh, as_json: bool) -> None:
     states = {
         name: "missing" if name in fresh.missing else "stale" if name in fresh.stale else "current"
         for name in names
