@@ -32,7 +32,9 @@ log = logging.getLogger("ratchet.pipeline")
 
 
 class Watcher(Protocol):
-    """Observer of a run: terminal, MLflow, Prefect UI. Its errors must not fail the run."""
+    """Observer of a run: terminal, MLflow, Prefect UI. Its errors must not fail the run. A subclass inherits
+    methods that do nothing.
+    """
 
     def started(self, stage: Stage, metrics: Path) -> None: ...
     def progressed(self, stage: Stage, line: Mapping[str, Any]) -> None: ...

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ratchet.components.errors import redacted
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.stages.ask import QUEUE
-from ratchet.components.types import Artifact
-from ratchet.tasks.pipeline import Pipeline
+from ratchet.tasks.pipeline import Pipeline, Watcher
 from ratchet.tasks.tracking.alerts import LABELS, emit_alert
 
 log = logging.getLogger("ratchet.labels")
@@ -22,9 +19,9 @@ def queue_of(home: Path, stage: str, key: str) -> Path:
     return home / "store" / ".work" / f"{stage}-{key[:16]}" / "progress" / QUEUE
 
 
-class Asking:
-    """Watcher of a run (`ratchet.tasks.pipeline.Watcher`): when it begins to wait for people, it logs, alerts
-    and writes to the run's page how they give labels.
+class Asking(Watcher):
+    """Watcher of a run: when it begins to wait for people, it logs, alerts and writes to the run's page how
+    they give labels.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -33,15 +30,6 @@ class Asking:
     def started(self, stage: Stage, metrics: Path) -> None:
         if stage.does == "ask" and not stage.options["people"]["simulated"]:
             announce(self.pipeline, stage)
-
-    def progressed(self, stage: Stage, line: Mapping[str, Any]) -> None:
-        pass
-
-    def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None:
-        pass
-
-    def failed(self, stage: Stage, error: BaseException) -> None:
-        pass
 
 
 def announce(pipeline: Pipeline, stage: Stage) -> None:

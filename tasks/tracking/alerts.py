@@ -16,7 +16,7 @@ from typing import Any
 from ratchet.components.errors import HealthError
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.types import Artifact
-from ratchet.tasks.pipeline import Pipeline
+from ratchet.tasks.pipeline import Pipeline, Watcher
 
 log = logging.getLogger("ratchet.alerts")
 HEALTH = "ratchet.health"
@@ -37,19 +37,13 @@ def emit_alert(event: str, run: str, message: str, payload: Mapping[str, Any]) -
         log.warning("alert %s was not sent: %s", event, type(error).__name__)
 
 
-class Alarm:
-    """Run watcher (`tasks/pipeline.py`) that alerts on tripped health rules and failed gates. Reused stages
+class Alarm(Watcher):
+    """Watcher of a run that alerts on tripped health rules and failed gates. Reused stages
     were reported by the run that made them.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
-
-    def started(self, stage: Stage, metrics: Path) -> None:
-        pass
-
-    def progressed(self, stage: Stage, line: Mapping[str, Any]) -> None:
-        pass
 
     def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None:
         if reused:
