@@ -1,12 +1,17 @@
-"""Start-up of stage processes: preloaded modules, log redirection, exit with the parent."""
+"""Start-up of stage processes: preloaded modules, log redirection, exit with the parent; their errors."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 import time
+import traceback
+from typing import Any
+
+from ratchet.components.errors import RatchetError, StageError, redacted
 
 PRELOAD = [
     "torch",
@@ -18,8 +23,12 @@ PRELOAD = [
 ]
 
 
-def redirect_output(log: str) -> None:
-    """Redirect stdout and stderr of this process to the end of `log`."""
+def set_up_process(parent: int, log: str) -> None:
+    """Let this process exit with the flow process `parent`, which alone handles Ctrl-C, and redirect its
+    output to the end of `log`.
+    """
+    exit_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     file = open(log, "a", buffering=1)  # noqa: SIM115  stays open as long as the process lives
     os.dup2(file.fileno(), 1)
     os.dup2(file.fileno(), 2)
@@ -43,3 +52,17 @@ def exit_with_parent(parent: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def send_error(connection: Any, where: str, error: BaseException, advice: str, log: str) -> None:
+    """Send ("error", a `RatchetError`) and print the traceback to the log, in this order: the disk of the log
+    may be full. `where`: stage and process; `advice`: how the stage needs less memory.
+    """
+    if isinstance(error, MemoryError):
+        error = StageError(f"{where} ran out of memory; {advice}", died=True)
+    elif not isinstance(error, RatchetError):
+        error = StageError(f"{where} failed: {type(error).__name__}: {error} (log: {log})")
+    with contextlib.suppress(OSError):  # the stage is gone
+        connection.send(("error", error))
+    with contextlib.suppress(OSError):
+        print(redacted(traceback.format_exc()), flush=True)

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ratchet.components.errors import RatchetError, RecipeError, StageError, redacted
+from ratchet.components.errors import RecipeError
 from ratchet.components.recipes.profile import engine_processes, gpus_per_engine
 from ratchet.components.stages.shards import STAGES, serve
-from ratchet.tasks.process.child import exit_with_parent, redirect_output
+from ratchet.tasks.process.child import send_error, set_up_process
 
 
 def engines_of(request: Mapping[str, Any]) -> int:
@@ -65,9 +63,7 @@ def _serve(
 ) -> None:
     """Main function of an engine process. An error is sent to the stage, which raises it."""
     number, count, devices = place
-    exit_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    redirect_output(log)
+    set_up_process(parent, log)
     print(f"engine {number + 1} of {count}: process {os.getpid()}", flush=True)
     where = f"stage {does!r}: engine {number + 1} of {count}"
     try:
@@ -79,21 +75,8 @@ def _serve(
         with computing(own):
             serve(connection, own, lambda: (processor_seconds(), peak_bytes() - shared_bytes()))
     except BaseException as error:
-        print(redacted(traceback.format_exc()), flush=True)
-        with contextlib.suppress(OSError):
-            connection.send(("error", _error(where, error, log)))
-
-
-def _error(where: str, error: BaseException, log: str) -> RatchetError:
-    if isinstance(error, RatchetError):
-        return error
-    if isinstance(error, MemoryError):
-        return StageError(
-            f"{where} ran out of memory; use fewer `engines` or a smaller profile (max_num_seqs), and run "
-            "again: finished shards are kept",
-            died=True,
-        )
-    return StageError(f"{where} failed: {type(error).__name__}: {error} (log: {log})")
+        advice = "use fewer `engines` or a smaller profile (max_num_seqs), and run again: shards are kept"
+        send_error(connection, where, error, advice, log)
 
 
 def shared_bytes() -> int:

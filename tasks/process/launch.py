@@ -12,15 +12,14 @@ import multiprocessing
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
 
-from ratchet.components.errors import RatchetError, StageError, redacted
-from ratchet.tasks.process.child import PRELOAD, exit_with_parent, redirect_output
+from ratchet.components.errors import StageError
+from ratchet.tasks.process.child import PRELOAD, send_error, set_up_process
 from ratchet.tasks.process.engines import engines_of, start_engines, stop_engines
 from ratchet.tasks.process.ranks import execute_on_ranks, ranks_of
 
@@ -164,9 +163,7 @@ def _child(
     ):  # the fork server is shared and has not initialised CUDA; ranks and a vLLM server inherit this
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     os.setsid()
-    exit_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
-    redirect_output(log)
+    set_up_process(parent, log)
     gc.freeze()  # exclude preloaded objects from garbage collection
     try:
         from ratchet.components.stages.run import execute
@@ -174,36 +171,11 @@ def _child(
 
         connect(engines)
         send.send(("meta", execute(request) if ranks_of(request) == 1 else execute_on_ranks(request, log)))
-    except RatchetError as error:
-        send.send(("error", error))
-        _log_traceback()
-    except MemoryError:
-        send.send(
-            (
-                "error",
-                StageError(
-                    f"stage {request['does']!r} ran out of memory; use a smaller profile "
-                    "(tokens_per_microbatch, max_num_seqs) and run again",
-                    died=True,
-                ),
-            )
-        )
     except BaseException as error:
-        send.send(
-            (
-                "error",
-                StageError(f"stage {request['does']!r} failed: {type(error).__name__}: {error} (log: {log})"),
-            )
-        )
-        _log_traceback()
+        advice = "use a smaller profile (tokens_per_microbatch, max_num_seqs) and run again"
+        send_error(send, f"stage {request['does']!r}", error, advice, log)
     finally:
         send.close()
-
-
-def _log_traceback() -> None:
-    """Print the traceback to the log; after sending the cause, since the log may be on a full disk."""
-    with contextlib.suppress(OSError):
-        print(redacted(traceback.format_exc()))
 
 
 def _terminate(child: Any) -> None:

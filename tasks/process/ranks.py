@@ -30,7 +30,7 @@ from ratchet.components import errors
 from ratchet.components.errors import RatchetError, RecipeError, StageError, redacted
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.storage.store import Workspace, write_atomic
-from ratchet.tasks.process.child import PRELOAD, exit_with_parent, redirect_output
+from ratchet.tasks.process.child import PRELOAD, set_up_process
 from ratchet.tasks.process.rank_checks import code_versions, missing_devices, require_same_code
 
 JOB, REPORTS, META = "job.json", "ranks", "meta.json"
@@ -171,9 +171,7 @@ def run_ranks(job: Job, log: str) -> None:
 
 def _rank(job: Job, log: str, launcher_pid: int) -> None:
     """Main function of a rank. Errors are reported in a file; the launcher only sees an exit code."""
-    exit_with_parent(launcher_pid)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    redirect_output(log)
+    set_up_process(launcher_pid, log)
     rank = int(os.environ["RANK"])
     print(f"rank {rank} of {job.ranks}: process {os.getpid()}", flush=True)
     from ratchet.components.stages.run import execute

@@ -10,7 +10,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import resource
-import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from typing import Any
 
 from ratchet.components.errors import RatchetError, redacted
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.process.child import exit_with_parent, redirect_output
+from ratchet.tasks.process.child import set_up_process
 from ratchet.tasks.process.launch import prepare, without_main
 
 MOST_STAGES = 200
@@ -121,9 +120,7 @@ def _stop(worker: _Worker) -> None:
 
 def _serve(connection: Any, log: str, parent: int) -> None:
     """Main loop of a worker: receives (pipeline, stage), makes the stage, sends (error, peak bytes)."""
-    exit_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    redirect_output(log)
+    set_up_process(parent, log)
     known: dict[str, Pipeline] = {}
     while True:
         try:
