@@ -10,6 +10,7 @@ from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.storage.store import read_manifest
 from ratchet.flows.reward_scores import RewardModel
 from ratchet.tasks.tracking.outcome import outcome, short_result, stage_cell
+from ratchet.tasks.tracking.results import with_intervals
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -137,14 +138,7 @@ class Run:
         """
         import pandas as pd
 
-        numbers = self._evaluation["metrics"]
-        rows: dict[str, dict[str, float]] = {}
-        for name, value in numbers.items():
-            stem, _, end = name.rpartition(".")
-            interval = f"{stem}.mean" in numbers and end in ("mean", "low", "high")
-            rows.setdefault(stem if interval else name, {})[
-                "value" if not interval or end == "mean" else end
-            ] = value
+        rows = with_intervals(self._evaluation["metrics"])
         return pd.DataFrame.from_dict(rows, orient="index", columns=["value", "low", "high"]).rename_axis(
             "metric"
         )

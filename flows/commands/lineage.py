@@ -74,9 +74,9 @@ def draw(made: Mapping[str, Any], path: Path, title: str) -> Path:
 
 def facts(made: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(label, text) of the output as a whole: recipe, run, code, packages, machine, results."""
-    from ratchet.tasks.tracking.results import numbers
+    from ratchet.tasks.tracking.results import as_text
 
-    own = made["stages"][made["product"]]
+    own, metrics = made["stages"][made["product"]], as_text(made.get("results", {}).get("metrics", {}))
     packages = ", ".join(f"{name} {version}" for name, version in made["packages"].items())
     others = sorted(
         {
@@ -95,7 +95,7 @@ def facts(made: Mapping[str, Any]) -> list[tuple[str, str]]:
             ("code", made["revision"] + (f"; ancestors also by {', '.join(others)}" if others else "")),
             ("packages", packages),
             ("machine", own.get("machine", "")),
-            ("results", ", ".join(f"{k} {v:.4g}" for k, v in list(numbers(made).items())[:8])),
+            ("results", ", ".join(f"{name} {text}" for name, text in list(metrics.items())[:8])),
         ]
         if text
     ]

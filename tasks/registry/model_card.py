@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from ratchet.tasks.tracking.results import numbers
+from ratchet.tasks.tracking.results import as_text
 
 USE = {
     "text-generation": """```python
@@ -67,21 +67,12 @@ def model_card(model_dir: Path, made: Mapping[str, Any], title: str) -> str:
 
 def _results(made: Mapping[str, Any]) -> list[str]:
     """Gates, and all metrics with 95 % intervals if available."""
-    verdict, metrics = made.get("results", {}).get("verdict", {}), numbers(made)
+    results = made.get("results", {})
+    verdict, metrics = results.get("verdict", {}), as_text(results.get("metrics", {}))
     if not metrics:
         return []
-    names = list(dict.fromkeys(re.sub(r"\.(mean|low|high|n)$", "", name) for name in metrics))
-
-    def row(name: str) -> str:
-        value = metrics.get(f"{name}.mean", metrics.get(name, float("nan")))
-        interval = (
-            f"[{metrics[f'{name}.low']:.4g}, {metrics[f'{name}.high']:.4g}]"
-            if f"{name}.low" in metrics
-            else ""
-        )
-        return f"| {name} | {value:.4g} | {interval} |"
-
-    rows = [row(name) for name in names]
+    cells = [(name, *text.partition(" ")[::2]) for name, text in metrics.items()]
+    rows = [f"| {name} | {value} | {interval} |" for name, value, interval in cells]
     gates = "\n".join(["", *(f"* {reason}" for reason in verdict.get("reasons", ()))])
     return [
         "## Evaluation",

@@ -11,7 +11,7 @@ import yaml
 
 from ratchet.components.storage.store import content, read_manifest
 from ratchet.tasks.tracking.mlflow_text import flatten
-from ratchet.tasks.tracking.results import comparable, evaluation, paired
+from ratchet.tasks.tracking.results import as_text, comparable, evaluation, paired
 
 Change = tuple[str, str, str]  # name, value in the first run, value in the second; "" if missing
 
@@ -46,7 +46,7 @@ def differences(first: Path, other: Path) -> Differences:
         packages=_changes(*(s.get("packages", {}) for s in states)),
         stages=_stages(first, other, list(dict.fromkeys(n for s in states for n in s.get("stages", {})))),
         scores=scores,
-        metrics=_changes(*(_readable(r.get("metrics", {})) for r in results)),
+        metrics=_changes(*(as_text(r.get("metrics", {})) for r in results)),
     )
 
 
@@ -96,20 +96,6 @@ def _why(a: dict[str, Any], b: dict[str, Any], same_inputs: bool) -> str:
     ]
     reasons = ([f"options: {', '.join(options)}"] if options else []) + ([] if same_inputs else ["inputs"])
     return "; ".join(reasons) or "source code"
-
-
-def _readable(metrics: dict[str, Any]) -> dict[str, str]:
-    """Flat metrics with `.mean`, `.low`, `.high` combined to one string."""
-    found: dict[str, str] = {}
-    for name, value in metrics.items():
-        stem, _, end = name.rpartition(".")
-        if end == "mean" and f"{stem}.low" in metrics:
-            found[stem] = f"{value:.4g} [{metrics[f'{stem}.low']:.4g}, {metrics[f'{stem}.high']:.4g}]"
-        elif not (end in ("low", "high", "n") and f"{stem}.mean" in metrics) and isinstance(
-            value, (int, float)
-        ):
-            found[name] = f"{value:.4g}"
-    return found
 
 
 def _mean(values: list[float]) -> float:

@@ -119,10 +119,26 @@ def figures(results: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def numbers(lineage: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics of the evaluation in a lineage."""
+def with_intervals(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Metric -> its `value`, and `low` and `high` of its interval if it has one, from flat names
+    (`gain.mean`, `gain.low`, `gain.high`). Values that are no numbers are left out.
+    """
+    numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
+    found: dict[str, dict[str, float]] = {}
+    for name, value in numbers.items():
+        stem, _, end = name.rpartition(".")
+        if f"{stem}.mean" not in numbers or end not in ("mean", "low", "high"):
+            stem, end = name, "mean"
+        found.setdefault(stem, {})["value" if end == "mean" else end] = value
+    return found
+
+
+def as_text(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """Metric -> `0.36 [0.304, 0.416]`, or `14` without an interval. Sample sizes (`gain.n`) are left out."""
     return {
-        k: v for k, v in lineage.get("results", {}).get("metrics", {}).items() if isinstance(v, (int, float))
+        name: f"{one['value']:.4g}" + (f" [{one['low']:.4g}, {one['high']:.4g}]" if "low" in one else "")
+        for name, one in with_intervals(metrics).items()
+        if not name.endswith(".n")
     }
 
 
