@@ -186,7 +186,7 @@ def test_demonstrations_are_sampled_on_both_splits() -> None:
         c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), SMOL, splits, None, {})
     }
     assert (
-        costs["demonstrated"].sample == (240 + 40) * 3 * 48 and costs["demonstrated"].score == (240 + 40) * 40
+        costs["demonstrated"].sample == (240 + 40) * 6 * 48 and costs["demonstrated"].score == (240 + 40) * 40
     ), "a verifier asks no model"
     assert costs["compared"].sample is None, "nobody knows yet how many prompts there are"
 
