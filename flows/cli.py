@@ -151,7 +151,7 @@ def stage(
     profile: ProfileOption = None,
 ) -> None:
     """Run one DVC stage of a recipe and write its outputs where dvc.yaml expects; `dvc repro` calls it."""
-    from ratchet.flows.dvc import run_part
+    from ratchet.flows.part import run_part
 
     set_environment_defaults(home)
     with (

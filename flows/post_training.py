@@ -14,7 +14,7 @@ from ratchet.components.recipes.check_models import check_model
 from ratchet.components.stages import WAITING
 from ratchet.components.stages.ask import Waiting
 from ratchet.flows.commands.options import Until
-from ratchet.flows.dvc import version
+from ratchet.flows.parts import version
 from ratchet.tasks.data.drift import check_data_drift, check_result_drift
 from ratchet.tasks.labels.suspension import deployed_flow_run, suspend, unanswered_queue
 from ratchet.tasks.pipeline import Pipeline

@@ -1,5 +1,5 @@
-"""Stages of `dvc.yaml`, and the layout of the DVC workspace: data/raw, data/curated, data/quarantined,
-data/rounds, metrics.json and plots/.
+"""Layout of the DVC workspace: data/raw, data/curated, data/quarantined, data/rounds, metrics.json and
+plots/.
 """
 
 from __future__ import annotations
@@ -16,33 +16,6 @@ from ratchet.tasks.process.locks import file_lock
 from ratchet.tasks.tracking.results import figures
 
 PARTS = ("fetch", "curate", "train", "evaluate")
-
-
-def run_part(
-    part: str, recipe: str, *, home: Path, overrides: Sequence[str] = (), profile: str | None = None
-) -> None:
-    """Run one stage of `dvc.yaml` (`ratchet stage`, called by `dvc repro`) and publish its data under
-    `data/`. From `train` on, this runs the flow.
-    """
-    pipeline = Pipeline.open(recipe, home=home, overrides=overrides, profile=profile)
-    if part in ("fetch", "curate"):  # curate verifies the download first, as the flow does
-        for name in (
-            *(n for n in pipeline.stages if n.startswith("model_")),
-            "raw",
-            *(("drafts", "curated") if part == "curate" else ()),
-        ):
-            pipeline.make(name)
-    else:
-        from ratchet.flows.post_training import post_training
-
-        post_training(
-            recipe,
-            home=str(home),
-            overrides=list(overrides),
-            profile=profile,
-            until="train" if part == "train" else "evaluate",
-        )
-    lay_out(pipeline, Path.cwd(), (part,))
 
 
 def lay_out(pipeline: Pipeline, workspace: Path, parts: Sequence[str] = PARTS) -> None:
