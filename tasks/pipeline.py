@@ -36,10 +36,17 @@ class Watcher(Protocol):
     methods that do nothing.
     """
 
-    def started(self, stage: Stage, metrics: Path) -> None: ...
-    def progressed(self, stage: Stage, line: Mapping[str, Any]) -> None: ...
-    def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None: ...
-    def failed(self, stage: Stage, error: BaseException) -> None: ...
+    def started(self, stage: Stage, metrics: Path) -> None:
+        return
+
+    def progressed(self, stage: Stage, line: Mapping[str, Any]) -> None:
+        return
+
+    def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None:
+        return
+
+    def failed(self, stage: Stage, error: BaseException) -> None:
+        return
 
 
 @dataclass(frozen=True)
