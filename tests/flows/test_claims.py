@@ -445,7 +445,7 @@ def test_explain_says_what_a_recipe_is_in_five_lines(monkeypatch: pytest.MonkeyP
     lines, details = text.splitlines()[:5], text.splitlines()[6:]
     expected = (
         ("(REINFORCE",),
-        ("Policy gradient", "arXiv:2402.14740"),
+        ("Online learning", "arXiv:2402.14740"),
         ("base      steps; its own keys:", "online.fit.updates.policy: [{name: reinforce"),
         ("advantages.leave_one_out (arXiv:2402.14740)", "rewards.exact_answer"),
         (

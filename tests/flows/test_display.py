@@ -17,7 +17,7 @@ from ratchet.flows.cli import app
 from ratchet.flows.commands.plan import print_plan
 from ratchet.flows.display import Display, open_console
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.tracking.outcome import headline, numbers_of, records
+from ratchet.tasks.tracking.outcome import numbers_of, record_counts, stage_headline
 
 DRAFTS = {
     "records": 7168,
@@ -44,15 +44,15 @@ SELECT = {
 
 def test_records_are_one_line_of_nonzero_counts() -> None:
     assert (
-        records({"counts": SELECT})
+        record_counts({"counts": SELECT})
         == "64 groups before; 3 ties; 2 margins under min_margin; 59 groups after best_worst"
     )
-    assert records({"counts": DRAFTS}) == (
+    assert record_counts({"counts": DRAFTS}) == (
         "7,168 records; 3,179 groups; 3,151 parse: has 1 speakers, not two; 1,290 normalise: text "
         "tidied; 15 scrub: link replaced; "
         "1,749 length: truncated; 213 build: not rated; 771 build: uninformative rating; 14 of 3 other kinds"
     )
-    assert records({}) == "" == records({"counts": {"dropped": 0}})
+    assert record_counts({}) == "" == record_counts({"counts": {"dropped": 0}})
 
 
 def test_the_table_at_the_end_and_the_log_name_the_records() -> None:
@@ -74,9 +74,9 @@ def test_the_table_at_the_end_and_the_log_name_the_records() -> None:
         and "records: 64 groups before; 3 ties; 2 margins" in table
         and table.count("records") == 1
     )
-    assert headline({"counts": SELECT, "steps": 3}) == "3 steps" and headline({"steps": 0}) == "", (
-        "a linear probe takes none"
-    )
+    assert (
+        stage_headline({"counts": SELECT, "steps": 3}) == "3 steps" and stage_headline({"steps": 0}) == ""
+    ), "a linear probe takes none"
 
 
 def test_log_lines_have_no_trailing_spaces(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
