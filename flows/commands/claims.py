@@ -25,7 +25,7 @@ def claims(
     max_seeds: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Largest number of seeds while undecided (default: the claim's `most_seeds`)."
+            min=1, help="Largest number of seeds while undecided (default: the claim's `max_seeds`)."
         ),
     ] = None,
     record: Annotated[

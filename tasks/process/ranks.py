@@ -285,5 +285,5 @@ def _exit_with_other_machines(job: Job) -> None:
     """Exit once ranks of another machine have failed or the stage is over; NCCL would hang."""
     while job.reports.is_dir() and not list(job.reports.glob("*.exit")):
         time.sleep(1.0)
-    time.sleep(5.0)  # time for this rank's error_type report
+    time.sleep(5.0)  # time for this rank's own report
     os._exit(1)

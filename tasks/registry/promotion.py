@@ -192,9 +192,8 @@ def rollback(name: str, reason: str, *, home: Path) -> tuple[str, str]:
                 f"{name} version {now.version} replaced no earlier champion; use `ratchet promote {name} "
                 "--version N`"
             )
-        back = version_with_files(
-            versions, name, earlier[-1]
-        )  # fails before anything is written if it was deleted
+        # fails before anything is written if it was deleted
+        back = version_with_files(versions, name, earlier[-1])
         mlflow.set_model_version_tag(name, now.version, ROLLED_BACK, reason)
         move_alias(mlflow, back, "champion", action="rolled back to", why=reason, by_hand=True)
         return now.version, back.version

@@ -27,12 +27,7 @@ from ratchet.tasks.registry.logged_models import LINEAGE, MARK, link_to_run, log
 from ratchet.tasks.tracking.mlflow_text import allowed, cut, flatten
 from ratchet.tasks.tracking.server import service, tracking_uri
 
-FILE_ONLY = (
-    "resolved",
-    "stages",
-    "packages",
-    "results",
-)  # parts of the lineage kept only in lineage.json, not as tags
+FILE_ONLY = ("resolved", "stages", "packages", "results")  # parts of the lineage that are no tags
 HISTORY = "history."  # prefix of tags, one per event
 ROLLED_BACK = "rolled_back"  # tag with the reason of a rollback, which blocks automatic promotion
 
