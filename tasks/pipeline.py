@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ratchet.components.data.pins import pinned
 from ratchet.components.errors import ContractError, DamageError, redacted
@@ -27,26 +27,9 @@ from ratchet.tasks.machine.provenance import machine, packages, revision
 from ratchet.tasks.process.launch import launch
 from ratchet.tasks.process.ranks import require_packages
 from ratchet.tasks.registry.registry_sources import bring, resolved
+from ratchet.tasks.watcher import Watcher
 
 log = logging.getLogger("ratchet.pipeline")
-
-
-class Watcher(Protocol):
-    """Observer of a run: terminal, MLflow, Prefect UI. Its errors must not fail the run. A subclass inherits
-    methods that do nothing.
-    """
-
-    def started(self, stage: Stage, metrics: Path) -> None:
-        return
-
-    def progressed(self, stage: Stage, line: Mapping[str, Any]) -> None:
-        return
-
-    def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None:
-        return
-
-    def failed(self, stage: Stage, error: BaseException) -> None:
-        return
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks import child as measured
-from benchmarks import gpu, growth, labels, ours, report
+from benchmarks import evidence, gpu, growth, labels, ours, report
 from benchmarks.compare import Result, agrees, child, compare, disagreements, runner
 from benchmarks.inputs import collect
 from benchmarks.works import TRAINING, WORKS, Peer, Work, in_precision
@@ -332,3 +333,17 @@ def test_gpu_script_reports_the_stages_and_gates_of_the_run() -> None:
     text = gpu.table(found)
     assert "instruct-1: finished, champion: no" in text and "| sft | 12.5 |" in text
     assert "| variety | no | 0.7 < 0.75 |" in text
+
+
+def test_evidence_table_has_t_intervals_over_seeds_and_prompts() -> None:
+    """Two seeds, 40 and 60 % on every prompt: mean 50, standard error 10 points, one degree of freedom,
+    t = 12.706.
+    """
+    values = {
+        "base": np.zeros((2, 4)),
+        "SFT": np.full((2, 4), 0.1),
+        "instruct": np.array([[0.4] * 4, [0.6] * 4]),
+    }
+    lines = evidence.table(values, np.array(["seen", "seen", "new_wording", "new_family"])).splitlines()
+    assert lines[4].startswith("| instruct | 50.0 [-77.1, 177.1] |")
+    assert lines[6].startswith("| **instruct − SFT**, points | +40.0 [-87.1, +167.1] |")

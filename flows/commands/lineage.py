@@ -25,7 +25,7 @@ def lineage(
     """Show the provenance of a checkpoint: data digests, recipe, code, packages, parent models, metrics."""
     from ratchet.flows.display import open_console
     from ratchet.tasks.registry.lineage import resolve
-    from ratchet.tasks.registry.registry import events
+    from ratchet.tasks.registry.versions import events
 
     made, version = resolve(model, home)
     if as_json:

@@ -238,7 +238,7 @@ def check_result_drift(pipeline: Pipeline) -> list[Shift]:
     try:
         if pipeline.recipe.register is None or "evaluate" not in pipeline.stages:
             return []
-        from ratchet.tasks.registry.registry import champion, saved_lineage
+        from ratchet.tasks.registry.versions import champion, saved_lineage
         from ratchet.tasks.tracking.results import evaluation
 
         best = champion(pipeline.recipe.register.model, home=pipeline.store.home)

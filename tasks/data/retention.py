@@ -27,7 +27,7 @@ from pathlib import Path
 
 from ratchet.components.errors import RecipeError, StoreError, nearest
 from ratchet.components.storage.store import RunDirectory, Store, disk_errors, read_manifest
-from ratchet.tasks.registry.registry import Version, events, history, models
+from ratchet.tasks.registry.versions import Version, events, history, models
 from ratchet.tasks.tracking.mlflow_text import allowed
 
 TRASH = ".trash-"  # followed by the id of the process that empties it

@@ -8,8 +8,9 @@ from pathlib import Path
 from ratchet.components.errors import redacted
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.stages.ask import QUEUE
-from ratchet.tasks.pipeline import Pipeline, Watcher
+from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.tracking.alerts import LABELS, emit_alert
+from ratchet.tasks.watcher import Watcher
 
 log = logging.getLogger("ratchet.labels")
 

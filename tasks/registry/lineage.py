@@ -24,7 +24,7 @@ from typing import Any
 from ratchet.components.errors import StoreError
 from ratchet.components.storage.store import MANIFEST, content, read_manifest, write_atomic
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.registry.registry import Version, saved_lineage
+from ratchet.tasks.registry.versions import Version, saved_lineage
 from ratchet.tasks.registry.weights import Location, locate
 from ratchet.tasks.tracking.results import evaluation
 

@@ -23,12 +23,10 @@ from ratchet.components.errors import ContractError, DataError, StoreError
 from ratchet.components.evaluation.verdicts import spent
 from ratchet.components.recipes.schema_evaluation import Champion
 from ratchet.tasks.process.locks import registry_lock
-from ratchet.tasks.registry.registry import (
-    ROLLED_BACK,
+from ratchet.tasks.registry.registry import ROLLED_BACK, ensure_files, move_alias
+from ratchet.tasks.registry.versions import (
     Version,
-    ensure_files,
     events,
-    move_alias,
     saved_lineage,
     version_by_number,
     version_with_alias,

@@ -13,37 +13,30 @@ import getpass
 import hashlib
 import json
 import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ratchet.components.errors import RecipeError, StoreError
+from ratchet.components.errors import StoreError
 from ratchet.components.storage.store import file_digest
 from ratchet.tasks.machine.provenance import packages
-from ratchet.tasks.registry.logged_models import LINEAGE, MARK, link_to_run, logged_model
+from ratchet.tasks.registry.logged_models import MARK, link_to_run, logged_model
+from ratchet.tasks.registry.versions import (
+    HISTORY,
+    Version,
+    history,
+    saved_lineage,
+    version_by_number,
+    version_with_alias,
+    version_with_files,
+    versions_of,
+)
 from ratchet.tasks.tracking.mlflow_text import allowed, cut, flatten
 from ratchet.tasks.tracking.server import service, tracking_uri
 
 FILE_ONLY = ("resolved", "stages", "packages", "results")  # parts of the lineage that are no tags
-HISTORY = "history."  # prefix of tags, one per event
 ROLLED_BACK = "rolled_back"  # tag with the reason of a rollback, which blocks automatic promotion
-
-
-@dataclass(frozen=True)
-class Version:
-    """A registered version. `tags`: lineage, metrics, verdict; `path`: original directory."""
-
-    name: str
-    version: str
-    model_id: str
-    external: bool
-    aliases: tuple[str, ...]
-    path: str
-    created: float
-    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 def register(
@@ -155,51 +148,6 @@ def move_alias(
     return before
 
 
-def events(version: Version) -> list[dict[str, Any]]:
-    """Recorded events of a version, oldest first."""
-    return [json.loads(version.tags[key]) for key in sorted(version.tags) if key.startswith(HISTORY)]
-
-
-def version_with_alias(versions: Sequence[Version], alias: str = "champion") -> Version | None:
-    """The version with an alias."""
-    return next((v for v in versions if alias in v.aliases), None)
-
-
-def version_by_number(versions: Sequence[Version], name: str, number: str) -> Version:
-    """The version with that number. `StoreError` if there is none."""
-    known = {v.version: v for v in versions}
-    if number not in known:
-        raise StoreError(f"model {name!r} has no version {number}; it has {', '.join(known) or 'none'}")
-    return known[number]
-
-
-def find_version(name: str, number: str = "", alias: str = "", *, home: Path) -> Version | None:
-    """The version with that number, or else alias; without either, the champion or else the newest. None if
-    no such model is registered, `RecipeError` for an unknown number or alias.
-    """
-    versions = history(name, home=home) if name in models(home=home) else []  # `models` creates no database
-    if not versions:
-        return None
-    if not (number or alias):
-        return version_with_alias(versions) or versions[-1]
-    for version in versions:
-        if version.version == number if number else alias in version.aliases:
-            return version
-    aliases = ", ".join(f"@{a} (version {v.version})" for v in versions for a in v.aliases) or "none"
-    raise RecipeError(
-        f"{name!r} has no {f'version {number}' if number else f'alias {alias!r}'}; its versions: "
-        f"{', '.join(v.version for v in versions)}; its aliases: {aliases}"
-    )
-
-
-def version_with_files(versions: Sequence[Version], name: str, number: str) -> Version:
-    """The version with that number, with files. `StoreError` if it does not exist or has none."""
-    version = version_by_number(versions, name, number)
-    if version.external:
-        raise StoreError(f"{name} version {number} has no files in the registry; they are in {version.path}")
-    return version
-
-
 def ensure_files(name: str, number: str, *, home: Path) -> str:
     """Number of the version with the same weights that has files: itself, or one created from the store's
     copy. `StoreError` if that copy is missing or changed.
@@ -226,41 +174,6 @@ def ensure_files(name: str, number: str, *, home: Path) -> str:
         metrics={k: float(v) for k, v in metrics.items()},
         home=home,
     )
-
-
-def champion(name: str, *, home: Path) -> Version | None:
-    """The version with the alias `champion`, or None."""
-    return version_with_alias(history(name, home=home))
-
-
-def history(name: str, *, home: Path) -> list[Version]:
-    """All versions, oldest first; empty for an unknown model."""
-    with service(f"reading {name}", home) as mlflow:
-        return versions_of(mlflow, name)
-
-
-def models(*, home: Path) -> list[str]:
-    """Names of all registered models; empty, without a query, if nothing was tracked in `home`."""
-    if (
-        tracking_uri(home).startswith("sqlite:")
-        and not Path(tracking_uri(home).removeprefix("sqlite:///")).exists()
-    ):
-        return []
-    with service("listing models", home) as mlflow:
-        return [model.name for model in _all(mlflow.search_registered_models)]
-
-
-def saved_lineage(version: Version, *, home: Path) -> dict[str, Any] | None:
-    """The lineage stored with a version; None for old versions without it."""
-    doing = f"reading the lineage of {version.name} version {version.version}"
-    with service(doing, home) as mlflow, tempfile.TemporaryDirectory() as folder:
-        if LINEAGE not in [a.path for a in mlflow.list_logged_model_artifacts(version.model_id)]:
-            return None
-        from mlflow.artifacts import download_artifacts
-
-        at = mlflow.get_logged_model(version.model_id).artifact_location
-        got = download_artifacts(f"{at}/{LINEAGE}", dst_path=folder, tracking_uri=tracking_uri(home))
-        return json.loads(Path(got).read_text())
 
 
 def directory_digest(path: Path) -> str:
@@ -304,37 +217,3 @@ def _ensure(mlflow: Any, name: str) -> None:
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-
-
-def versions_of(mlflow: Any, name: str) -> list[Version]:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        aliases = mlflow.get_registered_model(name).aliases  # alias -> version
-    except MlflowException as error:
-        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-            return []
-        raise
-    found = (
-        Version(
-            name,
-            str(v.version),
-            v.model_id or str(v.source).removeprefix("models:/"),
-            v.tags.get("external") == "true",
-            tuple(a for a, at in aliases.items() if str(at) == str(v.version)),
-            v.tags.get("path", ""),
-            v.creation_timestamp / 1000,
-            dict(v.tags),
-        )
-        for v in _all(mlflow.search_model_versions, f"name = '{name}'")
-    )
-    return sorted(found, key=lambda v: int(v.version))
-
-
-def _all(search: Callable[..., Any], *what: str) -> Iterator[Any]:
-    """All results of a paged MLflow search."""
-    token = None
-    while token != "":
-        page = search(*what, max_results=200, page_token=token)
-        yield from page
-        token = page.token or ""

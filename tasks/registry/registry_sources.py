@@ -30,7 +30,8 @@ from ratchet.components.stages.fetch import REGISTRY
 from ratchet.components.storage.store import MANIFEST, digest
 from ratchet.tasks.registry.logged_models import LINEAGE
 from ratchet.tasks.registry.mlmodel import written_beside
-from ratchet.tasks.registry.registry import Version, directory_digest, find_version, models
+from ratchet.tasks.registry.registry import directory_digest
+from ratchet.tasks.registry.versions import Version, find_version, models
 from ratchet.tasks.tracking.server import service, tracking_uri
 
 log = logging.getLogger("ratchet.sources")

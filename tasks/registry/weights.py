@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.storage.store import read_manifest
-from ratchet.tasks.registry.registry import Version, find_version, models
 from ratchet.tasks.registry.registry_sources import download
+from ratchet.tasks.registry.versions import Version, find_version, models
 
 ROLES = {
     "base": "base",

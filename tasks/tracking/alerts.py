@@ -16,7 +16,8 @@ from typing import Any
 from ratchet.components.errors import HealthError
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.types import Artifact
-from ratchet.tasks.pipeline import Pipeline, Watcher
+from ratchet.tasks.pipeline import Pipeline
+from ratchet.tasks.watcher import Watcher
 
 log = logging.getLogger("ratchet.alerts")
 HEALTH = "ratchet.health"

@@ -228,6 +228,10 @@ def test_verdicts_are_stored_with_their_table_and_keep_a_note(tmp_path: Path) ->
     assert filled(page.read_text(), stored) == page.read_text() and page.read_text().endswith("end\n")
     write([dataclasses.replace(verdict(), verdict="undecided")], path)
     assert read(path)["rloo"].note == "", "a note is about one verdict"
+    assert "check changed" not in page.read_text()
+    for changed, says in ((1, "beyond 0.1 (check changed once)"), (2, "beyond 0.1 (check changed 2 times)")):
+        write([verdict(changed=changed)], path)
+        assert says in page.read_text()
 
 
 @pytest.mark.parametrize(

@@ -435,7 +435,7 @@ def test_scheduled_run_is_finished_by_a_worker(
     prefect: dict[str, str], fresh_home: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """To its end: the model it made is a version in the registry, and Prefect's page says so too."""
-    from ratchet.tasks.registry.registry import history
+    from ratchet.tasks.registry.versions import history
 
     home = fresh_home("nightly")
     file = written(

@@ -59,7 +59,7 @@ def test_run_then_nothing_to_do(fresh_home: Callable[[str], Path]) -> None:
     state = json.loads((run / "run.json").read_text())
     assert state["state"] == "finished" and state["versions"]["sft"] == "1"
 
-    from ratchet.tasks.registry.registry import history
+    from ratchet.tasks.registry.versions import history
     from ratchet.tasks.tracking.server import client
 
     mlflow = client(home)

@@ -10,6 +10,7 @@ import pytest
 from ratchet.components.data.groups import read_groups
 from ratchet.components.piece import build
 from ratchet.components.recipes.recipe import load, names
+from ratchet.components.recipes.smoke import limited
 from ratchet.components.recipes.yaml_files import folder, shipped
 from ratchet.flows.compare import per_prompt_metrics
 from ratchet.tasks.pipeline import Pipeline
@@ -46,6 +47,14 @@ def test_a_recipe_runs_as_it_ships(recipe: str, tiny_home: Path) -> None:
     for name in pipeline.stages:
         pipeline.make(name)
     assert all(s.state == "done" for s in pipeline.status())
+
+
+def test_a_smoke_test_trains_a_policy_that_starts_later_than_its_last_round() -> None:
+    recipe, _ = load("archer")
+    assert recipe.online.start == 7
+    online = limited(recipe, 24).online
+    assert online.rounds == online.start == 2
+    assert all(role.start <= 2 for role in online.roles.values())
 
 
 @pytest.mark.parametrize("recipe", GENERAL)

@@ -434,7 +434,7 @@ def test_the_pipeline_on_a_team_server(
         ), (tmp_path / "worker.log").read_text()[-3000:]
         for name in ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
             monkeypatch.setenv(name, team[name])
-        from ratchet.tasks.registry.registry import history
+        from ratchet.tasks.registry.versions import history
 
         (version,) = history("sft", home=home)
         assert "candidate" in version.aliases and not version.external

@@ -14,7 +14,8 @@ import torch
 from ratchet.components.models.load import load_tokenizer, new_reward, save_model
 from ratchet.flows.ui import free_port, wait_for
 from ratchet.tasks.registry.exporting import export
-from ratchet.tasks.registry.registry import history, promote, register
+from ratchet.tasks.registry.registry import promote, register
+from ratchet.tasks.registry.versions import history
 from ratchet.tasks.tracking.server import client, tracking_uri
 
 VLLM = os.environ.get("RATCHET_VLLM_PYTHON", "")

@@ -11,15 +11,8 @@ from ratchet.components.recipes.plan import plan
 from ratchet.components.recipes.recipe import dump, load
 from ratchet.components.recipes.schema_evaluation import Champion
 from ratchet.tasks.registry.promotion import against_champion, promote_by_hand, rollback, spent, with_evidence
-from ratchet.tasks.registry.registry import (
-    champion,
-    ensure_files,
-    events,
-    history,
-    promote,
-    register,
-    saved_lineage,
-)
+from ratchet.tasks.registry.registry import ensure_files, promote, register
+from ratchet.tasks.registry.versions import champion, events, history, saved_lineage
 from ratchet.tasks.tracking.results import comparable, paired, shared_scores
 from ratchet.tasks.tracking.server import client
 

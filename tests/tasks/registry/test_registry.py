@@ -13,8 +13,9 @@ from ratchet.components.recipes.plan import Stage
 from ratchet.components.recipes.schema_evaluation import Register
 from ratchet.components.types import Artifact
 from ratchet.flows.ui import free_port, wait_for
-from ratchet.tasks.registry.registry import champion, events, history, promote, register, saved_lineage
+from ratchet.tasks.registry.registry import promote, register
 from ratchet.tasks.registry.registry_sources import bring
+from ratchet.tasks.registry.versions import champion, events, history, saved_lineage
 from ratchet.tasks.tracking.server import client, experiment_id
 
 LINEAGE = {"recipe": "chat", "revision": "abc", "data": {"pairs": "d1"}, "parents": ["sft"]}

@@ -13,8 +13,9 @@ from ratchet.components.errors import SourceError, StoreError
 from ratchet.components.recipes.recipe import dump
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.registry.registration import trained_from
-from ratchet.tasks.registry.registry import directory_digest, history, promote, register
+from ratchet.tasks.registry.registry import directory_digest, promote, register
 from ratchet.tasks.registry.registry_sources import _model_files
+from ratchet.tasks.registry.versions import history
 
 
 @pytest.fixture(scope="module")
