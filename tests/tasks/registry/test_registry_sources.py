@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ratchet.components.errors import SourceError, StoreError
+from ratchet.components.errors import RecipeError, SourceError, StoreError
 from ratchet.components.recipes.recipe import dump
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.registry.registration import trained_from
 from ratchet.tasks.registry.registry import directory_digest, promote, register
 from ratchet.tasks.registry.registry_sources import _model_files
-from ratchet.tasks.registry.versions import history
+from ratchet.tasks.registry.versions import find_version, history
+from ratchet.tasks.registry.weights import locate
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,26 @@ def test_an_alias_is_pinned_to_its_version_and_the_digest_of_its_weights(home: P
         == opened(home, "registry:small/1").stages["model_policy"].key
     )
     assert trained_from(pipeline, "sft") == ["model_policy"]
+
+
+def test_a_registered_name_is_its_champion_and_numbers_and_aliases_are_looked_up(home: Path) -> None:
+    names = ("small", "small:2", "small@champion", "small@candidate")
+    assert [list(locate(name, home)) for name in names] == [
+        ["small:1"],
+        ["small:2"],
+        ["small:1"],
+        ["small:1"],
+    ]
+    assert find_version("other", home=home) is None
+    for number, alias in (("3", ""), ("", "challenger")):
+        with pytest.raises(RecipeError, match=number or alias):
+            find_version("small", number, alias, home=home)
+
+
+def test_a_source_without_version_needs_a_champion(home: Path) -> None:
+    register(home / "model0", "unpromoted", lineage={"data": {"pairs": "x"}}, home=home)
+    with pytest.raises(SourceError, match="champion"):
+        opened(home, "registry:unpromoted")
 
 
 def test_registry_files_are_used_if_the_store_has_none(home: Path) -> None:
