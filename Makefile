@@ -19,7 +19,7 @@ run: install  ## train the recipe `instruct`; installs first
 	$(BIN)/ratchet run instruct
 
 test: install  ## run the test suite
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --durations 30
 
 test-slow: install  ## run the tests that need real models and servers
 	$(BIN)/python -m pytest -m slow

@@ -58,8 +58,8 @@ def secret_in(text: str) -> str:
         return "an address with a password"
     for name, value in os.environ.items():
         if (
-            _is_secret(name, value)
-            and value in text
+            value in text
+            and _is_secret(name, value)
             and not HARMLESS.fullmatch(value)
             and not os.path.exists(value)
         ):

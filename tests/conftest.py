@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from ratchet.components import piece
 from ratchet.components.storage.store import RunDirectory, Store, digest
 from ratchet.components.types import Artifact
 
@@ -34,6 +36,11 @@ for name, value in {
     "OMP_NUM_THREADS": "1",  # tests run in parallel, and two threads each would be slower
 }.items():
     os.environ.setdefault(name, value)
+
+
+_catalogue = functools.cache(lambda slot, root, read=piece.catalogue: read(slot))
+piece.catalogue = lambda slot: _catalogue(slot, piece.ROOT)
+"""Folders of pieces are listed once: tests plan every recipe many times, and the folders do not change."""
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,11 +46,17 @@ def test_stages_that_reach_a_changed_definition_are_found() -> None:
     assert differing("bandit", our_sources(), beside) == []
 
 
-def test_outputs_have_the_plan_and_the_files_that_later_stages_read(tmp_path: Path) -> None:
-    found = outputs(tmp_path, {"bandit": (["curated"], [0, 9])})
-    assert found.keys() == {"bandit 0", "bandit 0 curated", "bandit 9", "bandit 9 curated"}
-    files = found["bandit 0 curated"]
-    assert "prompts.parquet" in files and not [name for name in files if name.startswith("data_docs")]
-    (folder,) = tmp_path.glob("store/curated-*")
+def test_outputs_have_the_plan_and_the_files_that_later_stages_read(
+    fresh_home: Callable[[str], Path],
+) -> None:
+    home = fresh_home("home")
+    found = outputs(home, {"bandit": (["drafts"], [0, 9])})
+    assert found.keys() == {"bandit 0", "bandit 0 drafts", "bandit 9", "bandit 9 drafts"}
+    files = found["bandit 0 drafts"]
+    assert "prompts.parquet" in files and "manifest.json" not in files
+    (folder,) = home.glob("store/drafts-*")
     (folder / "prompts.parquet").write_bytes(b"x")
-    assert digests(folder)["prompts.parquet"] != files["prompts.parquet"]
+    (folder / "data_docs").mkdir()
+    (folder / "data_docs" / "index.html").write_text("a page with a date")
+    changed = digests(folder)
+    assert changed.keys() == files.keys() and changed["prompts.parquet"] != files["prompts.parquet"]

@@ -55,10 +55,14 @@ class Sources:
         self._modules: dict[str, Module | None] = {}
         self._edges: dict[Node, dict[str, set[Node]]] = {}
         self._hashes: dict[tuple[Node, int], str] = {}
+        self._digests: dict[frozenset[tuple[str, str]], str] = {}
 
     def digest(self, starts: Iterable[tuple[str, str]]) -> str:
         """Digest of everything reachable from definitions given as (module, name)."""
-        return _sha(*sorted({self._hash(node, ROUNDS) for node in self.reached(starts)}))
+        starts = frozenset(starts)
+        if starts not in self._digests:
+            self._digests[starts] = _sha(*sorted({self._hash(node, ROUNDS) for node in self.reached(starts)}))
+        return self._digests[starts]
 
     def reached(self, starts: Iterable[tuple[str, str]]) -> set[Node]:
         """All nodes reachable from definitions given as (module, name). `KeyError` if one is not defined."""

@@ -196,7 +196,10 @@ def test_ctrl_c_stops_the_answer_and_the_next_question_is_answered(tiny_model: P
     os.close(person.file)
 
 
-@pytest.mark.parametrize(("columns", "titles"), [(120, r"{0} +twin"), (60, r"{0}\s+{1}\s+twin")])
+@pytest.mark.parametrize(
+    ("columns", "titles"),
+    [(120, r"{0} +twin"), pytest.param(60, r"{0}\s+{1}\s+twin", marks=pytest.mark.slow)],
+)
 def test_answers_are_side_by_side_on_a_wide_terminal(
     columns: int, titles: str, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -103,6 +103,7 @@ def workspace(fresh_home: Callable[[str], Path], tmp_path: Path, monkeypatch: py
     return where
 
 
+@pytest.mark.slow  # two minutes: every stage by its own command, and the run again
 def test_dvc_repro_and_the_flow_write_the_same_versions(
     workspace: Path, prefect: None, tmp_path: Path, tiny_model: Path
 ) -> None:

@@ -1,20 +1,24 @@
 """Every recipe of a method family runs two small steps through all of its stages."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from ratchet.components.evaluation import plots
 from ratchet.components.recipes.phases import sections
-from ratchet.components.recipes.recipe import load, names
+from ratchet.components.recipes.recipe import names
 from ratchet.components.recipes.schema import Learn, Online, Recipe, Reward
 from ratchet.components.recipes.yaml_files import folder, shipped
+from ratchet.tasks.data import validation
 from ratchet.tasks.pipeline import Pipeline
+from tests.shipped import shipped_recipe
 
 METHODS = [
     name
     for name in names()
-    for recipe in [load(name)[0]]
+    for recipe in [shipped_recipe(name)[0]]
     if shipped()[name].parent != folder()
     and (recipe.claim or recipe.models["policy"].source.startswith("generate:"))
 ]
@@ -26,6 +30,7 @@ def smaller(recipe: Recipe) -> list[str]:
     others = [name for name, model in recipe.models.items() if name != "policy" and model.format == "tiny"]
     changes += ["models.policy={source: 'generate:tiny?seed=0', format: tiny}"] * bool(others)
     changes += [f"models.{name}={{source: 'generate:tiny?seed=0&steps=1', format: tiny}}" for name in others]
+    changes += [f"data.source={re.sub(r'(?<=size=)[0-9]{4,}', '400', recipe.data.source)!r}"]
     if recipe.sft and recipe.name not in WHOLE_SFT:
         changes += ["sft.limit=8", "sft.fit.epochs=1", "sft.fit.min_ended=0.0"]
     if recipe.preferences:
@@ -52,11 +57,26 @@ SLOW = {"ensemble_worst_case", "ensemble_uncertainty", "reward_robust", *WHOLE_S
 """Recipes whose pieces others here run in less time, and those that need a whole SFT."""
 
 
+@pytest.fixture
+def plain_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots are empty files, and the validation writes no pages (their tests are elsewhere): drawing would
+    take half of the time.
+    """
+
+    def empty(figure: object, path: Path) -> Path:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        return path
+
+    monkeypatch.setattr(plots, "_save", empty)
+    monkeypatch.setattr(validation, "_write_docs", lambda context, docs: None)
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in METHODS]
 )
-def test_a_recipe_runs_two_steps(name: str, tiny_home: Path) -> None:
-    recipe, _ = load(name)
+def test_a_recipe_runs_two_steps(name: str, tiny_home: Path, plain_pages: None) -> None:
+    recipe, _ = shipped_recipe(name)
     run = Pipeline.open(name, home=tiny_home, profile="test", overrides=smaller(recipe))
     for stage in run.stages:
         run.make(stage)

@@ -52,7 +52,13 @@ def weights(
             "sft",
             4,
         ),
-        ("rlvr_grpo", ["online.rounds=6", "online.fit.save_every=2"], "improve", 4),
+        pytest.param(
+            "rlvr_grpo",
+            ["online.rounds=6", "online.fit.save_every=2"],
+            "improve",
+            4,
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_sigkill_in_training_changes_nothing(
@@ -118,6 +124,7 @@ def test_ctrl_c_while_servers_start_stops_without_a_traceback(fresh_home: Callab
     assert "the same command resumes" in output and "Traceback" not in output, output
 
 
+@pytest.mark.slow  # over a minute: two runs by the command line
 def test_ctrl_c_stops_cleanly_and_the_same_command_continues(fresh_home: Callable[[str], Path]) -> None:
     home = fresh_home("home")
     settings = ["sft.limit=96", "sft.fit.save_every=2", "sft.fit.validate_every=0"]

@@ -14,13 +14,21 @@ from ratchet.components.recipes.smoke import limited
 from ratchet.components.recipes.yaml_files import folder, shipped
 from ratchet.flows.compare import per_prompt_metrics
 from ratchet.tasks.pipeline import Pipeline
+from tests.shipped import shipped_recipe
 
-TINY = [name for name in names() if load(name)[0].models["policy"].source.startswith("generate:")]
+TINY = [name for name in names() if shipped_recipe(name)[0].models["policy"].source.startswith("generate:")]
 GENERAL = [name for name in TINY if shipped()[name].parent == folder()]
 """Those of the method families run in tests/flows/test_method_recipes.py."""
 
 
-@pytest.mark.parametrize("recipe", [name for name in TINY if load(name)[0].online])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        name if name in GENERAL else pytest.param(name, marks=pytest.mark.slow)
+        for name in TINY
+        if shipped_recipe(name)[0].online
+    ],
+)
 def test_the_data_of_a_recipe_suffice_for_its_rounds_as_it_ships(recipe: str, tiny_home: Path) -> None:
     pipeline = Pipeline.open(recipe, home=tiny_home, profile="test")
     for name in ("model_policy", "raw", "drafts", "curated"):

@@ -191,6 +191,7 @@ def base(tiny_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+@pytest.mark.slow  # a minute: a whole run, killed and repeated
 def test_small_soak_passes(base: Path, tmp_path: Path) -> None:
     soak = Soak(
         tmp_path,

@@ -12,9 +12,10 @@ from jsonschema.exceptions import best_match
 from typer.testing import CliRunner
 
 from ratchet.components.recipes.json_schema import recipe_schema
-from ratchet.components.recipes.recipe import dump, load, names
+from ratchet.components.recipes.recipe import dump, names
 from ratchet.components.recipes.yaml_files import folder, shipped
 from ratchet.flows.cli import app
+from tests.shipped import shipped_recipe
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def test_every_recipe_that_ships_is_valid(editor: Draft202012Validator) -> None:
         for file in [*shipped().values(), *(folder() / "bases").glob("*.yaml")]
     }
     for name, recipe in (
-        written | {name: yaml.safe_load(dump(*load(name)))["recipe"] for name in names()}
+        written | {name: yaml.safe_load(dump(*shipped_recipe(name)))["recipe"] for name in names()}
     ).items():
         assert [f"{name}: {best_match([error]).message}" for error in editor.iter_errors(recipe)] == []
 

@@ -22,6 +22,7 @@ from ratchet.components.recipes.recipe import dump, load, load_profile, names
 from ratchet.components.recipes.schema import Recipe
 from ratchet.components.recipes.yaml_files import shipped
 from ratchet.components.training.loop import optimised_rewards
+from tests.shipped import shipped_recipe
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -44,7 +45,7 @@ online:
 
 @pytest.mark.parametrize("name", names())
 def test_every_recipe_that_ships_loads(name: str) -> None:
-    recipe, profile = load(name)
+    recipe, profile = shipped_recipe(name)
     assert recipe.about and recipe.name == name
     again = yaml.safe_load(dump(recipe, profile))
     assert again["recipe"]["name"] == name
@@ -294,7 +295,8 @@ def test_recipes_that_learn_from_rewards_watch_equal_rewards() -> None:
     learn = {
         name: one.online.health
         for name in names()
-        if (one := load(name)[0]).online and optimised_rewards(one.online.annotate, one.online.select)
+        if (one := shipped_recipe(name)[0]).online
+        and optimised_rewards(one.online.annotate, one.online.select)
     }
     assert (
         {name for name, rules in learn.items() if "equal_rewards" not in rules}
@@ -308,12 +310,12 @@ def test_every_split_that_a_recipe_makes_is_read() -> None:
     """A split that nothing reads loses its share of the data. The controls of a recipe share its splits, and
     so its prompts.
     """
-    instruct = read_splits(load("instruct")[0])
+    instruct = read_splits(shipped_recipe("instruct")[0])
     for name in names():
-        recipe, _ = load(name)
+        recipe, _ = shipped_recipe(name)
         lost = set(recipe.data.splits or ()) - read_splits(recipe)
         base = yaml.safe_load(shipped()[name].read_text())["base"]
-        shared = read_splits(load(base)[0]) if base in names() else set()
+        shared = read_splits(shipped_recipe(base)[0]) if base in names() else set()
         shared |= instruct if name.startswith(("instruct_", "sentiment_")) else set()
         assert lost <= shared, f"{name}: {lost}"
 
@@ -323,7 +325,7 @@ def test_gates_on_endings_and_repetition() -> None:
     gates = {
         name: set(one.register.gates)
         for name in ("chat", "instruct", "instruct_rlvr")
-        if (one := load(name)[0]).register
+        if (one := shipped_recipe(name)[0]).register
     }
     assert {"final.ended", "final.repetitive"} <= gates["chat"] and all(
         {"ending_vs_base", "repetition_vs_base"} <= gates[name] for name in ("instruct", "instruct_rlvr")

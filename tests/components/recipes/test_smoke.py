@@ -5,12 +5,13 @@ import pytest
 from ratchet.components.errors import RecipeError
 from ratchet.components.recipes.plan import plan
 from ratchet.components.recipes.recipe import load, names
+from tests.shipped import shipped_recipe
 
 
 @pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize("count", [1, 24])
 def test_every_shipped_recipe_loads_with_a_limit(name, count):
-    whole, profile = load(name)
+    whole, profile = shipped_recipe(name)
     recipe, _ = load(name, limit=count)
     assert recipe.name == f"{name}-limited" and recipe.register is None and len(plan(recipe, profile)) > 3
     for split in ("sft", "prompts", "evaluate", "demonstrate", "preferences_validation"):

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from ratchet.components.recipes.recipe import load, names
+from ratchet.components.recipes.recipe import names
 from ratchet.components.storage.checkpoints import latest
 from ratchet.components.training.objectives import parts
 from ratchet.components.training.steps import steps_planned
 from ratchet.components.training.trainer import fit
 from ratchet.components.types import Batch, Group, Outputs, Prompt, Trajectory
+from tests.shipped import shipped_recipe
 
 BEST = 6  # of the toy's weight, on held-out data
 LIKELIHOOD = [{"name": "likelihood", "weight": 1.0, "reduce": "token_mean", "label": "likelihood"}]
@@ -110,11 +111,15 @@ def test_early_stopping_is_the_same_after_a_resume(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [n for n in names() if (s := load(n)[0].sft) and s.limit and s.fit.validate_every and s.fit.patience],
+    [
+        n
+        for n in names()
+        if (s := shipped_recipe(n)[0].sft) and s.limit and s.fit.validate_every and s.fit.patience
+    ],
 )
 def test_early_stopping_options_of_shipped_recipes_can_trigger(name: str) -> None:
     """`patience` validations after the first fit into the planned steps, with steps left to save."""
-    sft = load(name)[0].sft
+    sft = shipped_recipe(name)[0].sft
     assert sft and sft.limit
     steps = steps_planned(
         sft.limit, {"batch": sft.fit.batch, "epochs": sft.fit.epochs, "max_steps": sft.fit.max_steps}

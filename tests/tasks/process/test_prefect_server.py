@@ -55,6 +55,7 @@ print(urllib.request.urlopen(os.environ["PREFECT_API_URL"] + "/health").read().d
     ).stdout
 
 
+@pytest.mark.slow  # over half a minute: four servers
 def test_second_home_copies_the_migrated_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     run = "from prefect import flow\nflow(name='work')(lambda: None)()"
