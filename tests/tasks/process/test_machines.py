@@ -136,7 +136,7 @@ class Place:
             "--home",
             str(self.home),
             code=code,
-            PYTHONPATH=f"{self.folder}{os.pathsep}{code}",
+            PYTHONPATH=f"{self.folder}{os.pathsep}{code / 'infra' / 'package'}",
         )
 
     def output(self, name: str) -> str:
