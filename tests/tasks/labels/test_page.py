@@ -110,6 +110,7 @@ def test_keys_label_undo_and_end_the_queue(browser: Any, folder: Path) -> None:
         label = read_labels(folder)[-1]
         assert label.reason == "12tbsu: keys are words here"
         assert label.aspects == {"helpful": label.order[1]} and label.choice == label.order[1]
+        page.wait_for_function("() => document.querySelector('#count').textContent.includes('4 yours')")
         page.keyboard.press("s")
         page.wait_for_selector("#empty:not([hidden])")
         assert page.problems == []

@@ -553,7 +553,7 @@ def test_second_run_of_a_recipe_waits_or_is_refused(
             and f"process {first.pid}" in second.stderr
         )
     else:
-        assert second.returncode == 0 and f"held by process {first.pid}" in second.stderr, (
+        assert second.returncode == 0 and f"locked by process {first.pid}" in second.stderr, (
             second.stdout + second.stderr
         )
     assert len(list((home / "store").glob("sft-*"))) == 1 and not list((home / "store").glob(".replaced-*"))
