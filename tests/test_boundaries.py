@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import importlib.util
 import re
 import subprocess
 import sys
@@ -154,3 +155,23 @@ def test_help_imports_little() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stderr.startswith("0 True [] "), done.stderr
     assert "recipes" in done.stdout
+
+
+def test_programs_in_strings_of_tests_import_what_exists() -> None:
+    """Processes that tests start run them, many in slow tests only, and no type checker reads them."""
+    pattern = re.compile(r"^\s*from (ratchet[\w.]*) import ([\w, ]+)", re.MULTILINE)
+    found = {
+        (module, name.split()[0])
+        for file in (ROOT / "tests").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for module, names in pattern.findall(node.value)
+        for name in names.split(",")
+    }
+    assert len(found) > 20
+    assert not [
+        f"{module}.{name}"
+        for module, name in sorted(found)
+        if not hasattr(importlib.import_module(module), name)
+        and importlib.util.find_spec(f"{module}.{name}") is None
+    ]
