@@ -279,7 +279,7 @@ def test_connection_timeout_names_the_environment_variable(place: Place) -> None
     place.lead(RATCHET_CONNECT_SECONDS="3").wait(LONG)
     assert re.match(
         r"StageError: stage 'sft': rank \d of 2 on \S+ could not connect to all ranks within 3 s; "
-        r"GLOO_SOCKET_IFNAME",
+        r"set GLOO_SOCKET_IFNAME",
         place.output("lead"),
     )
     assert gone(place.ranks())
