@@ -282,7 +282,7 @@ def test_connection_timeout_names_the_environment_variable(place: Place) -> None
         r"set GLOO_SOCKET_IFNAME",
         place.output("lead"),
     )
-    assert gone(place.ranks())
+    until(lambda: gone(place.ranks()))
 
 
 @two_machines
