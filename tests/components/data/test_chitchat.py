@@ -11,6 +11,7 @@ from ratchet.components.data.sources import digest, fetch
 from ratchet.tasks.data.validation import validate_data
 
 SECTION = {
+    "parser": "chitchat",
     "transforms": [
         "normalise",
         "remove_broken",
