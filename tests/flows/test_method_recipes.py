@@ -30,7 +30,8 @@ def smaller(recipe: Recipe) -> list[str]:
     others = [name for name, model in recipe.models.items() if name != "policy" and model.format == "tiny"]
     changes += ["models.policy={source: 'generate:tiny?seed=0', format: tiny}"] * bool(others)
     changes += [f"models.{name}={{source: 'generate:tiny?seed=0&steps=1', format: tiny}}" for name in others]
-    changes += [f"data.source={re.sub(r'(?<=size=)[0-9]{4,}', '400', recipe.data.source)!r}"]
+    if recipe.name not in WHOLE_SFT:
+        changes += [f"data.source={re.sub(r'(?<=size=)[0-9]{4,}', '400', recipe.data.source)!r}"]
     if recipe.sft and recipe.name not in WHOLE_SFT:
         changes += ["sft.limit=8", "sft.fit.epochs=1", "sft.fit.min_ended=0.0"]
     if recipe.preferences:

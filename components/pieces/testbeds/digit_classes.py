@@ -65,8 +65,8 @@ def digit_classes(
     for number in range(demonstrations):
         shown = kinds[number % 10].pop()
         others = rng.sample([d for d in range(10) if d != shown.digit], 4)
-        told = rng.choice(others) if rng.random() < misnamed else shown.digit
-        text = WORDS[told]
+        label = rng.choice(others) if rng.random() < misnamed else shown.digit
+        text = WORDS[label]
         if rng.random() >= bare:
             text = "<think>{} {}</think><answer>{}</answer>".format(*ink(shown.codes), text)
         row = _row(f"pretrain-{seed}-{number}", "pretrain", shown, [shown.digit, *others], rng)
