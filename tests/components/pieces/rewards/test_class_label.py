@@ -19,10 +19,15 @@ def test_the_answer_tag_or_the_whole_text_is_compared() -> None:
         "": 0.0,
     }
     rows = tuple(Trajectory((Message(role="assistant", content=text),)) for text in texts)
-    groups = [Group(Prompt("a", (), "nine"), rows), Group(Prompt("b", (), None), rows[:1])]
+    groups = [
+        Group(Prompt("a", (), "nine"), rows),
+        Group(Prompt("b", (), None), rows[:1]),
+        Group(Prompt("c", (), " NINE"), rows[1:2]),
+    ]
     made = build("annotate", {"name": "rewards.class_label"})(groups, Context())
     assert list(made["reward.class_label"][0]) == [*texts.values()]
     assert list(made["reward.class_label"][1]) == [None], "no answer to compare with is a failed reward"
+    assert list(made["reward.class_label"][2]) == [1.0], "case and surrounding whitespace of the label"
 
 
 def test_only_the_bare_label_counts() -> None:
