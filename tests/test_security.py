@@ -469,7 +469,7 @@ def test_harmless_keys_are_not_treated_as_secrets(tmp_path: Path, monkeypatch: p
         monkeypatch.setenv(f"A{number}_API_KEY", value)
     monkeypatch.setenv("PROJECT", "night-run_7b.2026")  # a name that says nothing of a secret
     about = (
-        "night-run_7b.2026: true 1 0.5 chat: the policy of 20261122 with its tokenizer answers, assistant, see "
+        "night-run_7b.2026: true 1 0.5 chat: the policy of 20261122 with its tokenizer assistant, see "
         f"{tmp_path} and https://huggingface.co/x and me@host"
     )
     assert load("sft", overrides=[f"about='{about}'"])[0].about == about
