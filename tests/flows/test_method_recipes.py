@@ -28,14 +28,16 @@ def smaller(recipe: Recipe) -> list[str]:
     """Overrides that leave every stage and make each small: two steps, few prompts, one tiny model."""
     changes = ["evaluate.prompts=3", "evaluate.responses_per_prompt=4"]
     others = [name for name, model in recipe.models.items() if name != "policy" and model.format == "tiny"]
-    changes += ["models.policy={source: 'generate:tiny?seed=0', format: tiny}"] * bool(others)
+    changes += ["models.policy={source: 'generate:tiny?seed=0', format: tiny}"]  # that of `tiny_home`
     changes += [f"models.{name}={{source: 'generate:tiny?seed=0&steps=1', format: tiny}}" for name in others]
     if recipe.name not in WHOLE_SFT:
         changes += [f"data.source={re.sub(r'(?<=size=)[0-9]{4,}', '400', recipe.data.source)!r}"]
     if recipe.sft and recipe.name not in WHOLE_SFT:
         changes += ["sft.limit=8", "sft.fit.epochs=1", "sft.fit.min_ended=0.0"]
     if recipe.preferences:
-        changes += ["data.preferences.limit=12"]
+        of = recipe.preferences
+        changes += [f"data.{of.data}.limit={12 if of.data == 'preferences' else 40}"]
+        changes += [f"preferences.rollout.responses_per_prompt={min(4, of.rollout.get('responses_per_prompt', 4))}"]
     for phase in sections(recipe):
         at, section = phase.where, phase.section
         if isinstance(section, Online):
