@@ -9,10 +9,11 @@ import pytest
 
 from ratchet.components.errors import RecipeError
 from ratchet.components.estimates.capacity import check_capacity
-from ratchet.components.estimates.costs import Split, estimate
+from ratchet.components.estimates.costs import estimate
 from ratchet.components.estimates.memory import Layout, kept_activations, trained, training
 from ratchet.components.estimates.rates import Rates, adapter_key, engine_devices, stated_rates
 from ratchet.components.estimates.shape import Shape, count, read_shape, shape_of, tiny_shape
+from ratchet.components.estimates.sizes import Split
 from ratchet.components.recipes.plan import plan
 from ratchet.components.recipes.profile import Hardware, Profile, Vllm
 from ratchet.components.recipes.recipe import load

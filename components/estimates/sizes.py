@@ -1,0 +1,121 @@
+"""Sizes that the costs of a recipe are counted with: data sets, answers, and what models take in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ratchet.components.estimates.memory import (
+    PROCESS,
+    SCORED,
+    Layout,
+    Parts,
+    inference_bytes,
+    sampling,
+    scoring,
+)
+from ratchet.components.estimates.shape import Shape
+from ratchet.components.piece import describe
+from ratchet.components.recipes.check_models import prompt_tokens
+from ratchet.components.recipes.phases import sections
+from ratchet.components.recipes.profile import Profile
+from ratchet.components.recipes.schema import Recipe, Reward
+
+
+@dataclass(frozen=True)
+class Split:
+    """Size of a curated data set: number of groups, and the mean over groups of the longest trajectory's
+    length in tokens.
+    """
+
+    groups: int | None
+    tokens: float
+
+
+class Sizes:
+    """Sizes of a recipe on a profile. `phase`: section of the stage whose cost is counted, None outside of
+    phases.
+    """
+
+    def __init__(self, recipe: Recipe, profile: Profile, shape: Shape, splits: Mapping[str, Split]) -> None:
+        self.recipe, self.profile, self.shape, self.splits = recipe, profile, shape, splits
+        self.phase: Any = None
+        self.layout = Layout.of(profile)
+        rewards = [one for one in sections(recipe) if isinstance(one.section, Reward)]
+        self.trained = [model for one in rewards for model in one.models]
+        depths: list[int | None] = [getattr(one.section, "layers", None) for one in rewards]
+        self.reward_shape = shape.first(max((n or shape.layers for n in depths), default=None))
+        self.depth = self.reward_shape.layers / shape.layers
+        self.saved = float(self.layout.weight * shape.parameters)
+
+    @property
+    def online(self) -> Any:
+        return self.phase
+
+    def rollout_shape(self) -> tuple[int, int, int]:
+        """(prompts per round, maximum answer length, answers per prompt)."""
+        rollout = self.online.rollout
+        return (
+            self.online.prompts_per_round,
+            rollout.get("max_tokens", 128),
+            rollout.get("responses_per_prompt", 1),
+        )
+
+    def prompt(self) -> float:
+        return self.split(self.online.data, None, None).tokens
+
+    def length(self) -> float:
+        return self.prompt() + self.rollout_shape()[1]
+
+    def split(self, name: str, limit: int | None, longest: int | None) -> Split:
+        """The curated split if known, else the recipe's bounds: `limit` groups of the maximum length."""
+        made = self.splits.get(name)
+        bound = prompt_tokens(self.recipe, name) or longest or 0
+        groups, tokens = (made.groups, made.tokens) if made else (None, float(bound))
+        if limit is not None:
+            groups = min(limit, groups) if groups is not None else limit
+        return Split(groups, min(tokens, longest) if longest else tokens)
+
+    def steps(self, fit: Mapping[str, Any], groups: int) -> int:
+        steps = -(-groups // fit["batch"]) * fit["epochs"]
+        return min(steps, fit["max_steps"]) if fit["max_steps"] else steps
+
+    def sampled(self, prompts: int, answer: int, each: int, prompt: float | None = None) -> Parts:
+        rows = min(max(self.profile.max_num_seqs, each), prompts * each)
+        prompt = self.prompt() if prompt is None else prompt
+        return {
+            "process": PROCESS,
+            **sampling(self.shape, self.profile, prompt=prompt, answer=answer, rows=rows, each=each),
+        }
+
+    def scored(self, reward_models: int) -> Parts:
+        """Memory of one scoring model and of reward models."""
+        return {
+            "process": PROCESS,
+            **scoring(self.shape, self.profile, min(SCORED, self.profile.tokens_per_microbatch)),
+            **(
+                {
+                    "reward models": float(
+                        inference_bytes(self.profile) * self.reward_shape.parameters * reward_models
+                    )
+                }
+                if reward_models
+                else {}
+            ),
+        }
+
+    def passes(self, specs: Sequence[Mapping[str, Any]]) -> float:
+        """Forward passes of the full model that these annotators make: one per model used; reward models
+        count by their depth.
+        """
+        return sum(
+            self.depth if model in self.trained else 1.0
+            for spec in specs
+            for model in describe("annotate", spec["name"]).named("models", spec)
+        )
+
+    def chosen(self, updates: Mapping[str, Sequence[Mapping[str, Any]]], each: int) -> int:
+        """Trained texts per prompt: two for a pairwise objective, else all."""
+        units = {describe("objective", part["name"]).unit for parts in updates.values() for part in parts}
+        return min(2, each) if "pair" in units else each
