@@ -18,7 +18,7 @@ from ratchet.components.recipes.recipe import load
 from ratchet.components.recipes.schema_claim import Claim
 from ratchet.flows.cli import app
 from ratchet.flows.compare import compare, metric_of, verdict
-from ratchet.tasks.machine import doctor
+from ratchet.tasks.machine import checks, doctor
 from ratchet.tasks.registry import lineage
 from ratchet.tasks.tracking import reproduce
 
@@ -251,7 +251,7 @@ def test_doctor_exit_code_follows_its_findings(home: Path, monkeypatch: pytest.M
         monkeypatch.setattr(
             doctor,
             "examine",
-            lambda *_, state=state: [doctor.Finding("disk", state, "little [x]", "clear it")],
+            lambda *_, state=state: [checks.Finding("disk", state, "little [x]", "clear it")],
         )
         assert f"{state}  disk          little [x] → clear it" in ratchet("doctor", code=code)
 

@@ -1,0 +1,183 @@
+"""Checks of servers and remotes: MLflow, Prefect, the DVC remote."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ratchet.tasks.machine.checks import Finding, not_writable
+from ratchet.tasks.tracking.server import client, tracking_uri
+
+ANSWER_SECONDS, DVC_SECONDS = 3.0, 15.0
+
+
+def mlflow(home: Path) -> Finding:
+    """The MLflow server if configured, else the sqlite file."""
+    uri = tracking_uri(home)
+    if uri.startswith("http"):
+        return served(
+            "MLflow",
+            uri.rstrip("/"),
+            lambda: ask_mlflow(home),
+            ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"),
+            "start the server or unset MLFLOW_TRACKING_URI; runs continue without it and `ratchet sync` "
+            "uploads later, but "
+            "no model is registered meanwhile",
+        )
+    if not uri.startswith("sqlite:///"):
+        return Finding(
+            "MLflow",
+            "warn",
+            f"{uri.split('://')[0]} store, not checked",
+            "use a server or a sqlite:/// address",
+        )
+    file = Path(uri.removeprefix("sqlite:///"))
+    if not file.exists():
+        return Finding("MLflow", "ok", f"no server configured; {file} will be created by the first run")
+    try:
+        with sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=ANSWER_SECONDS) as base:
+            (count,) = base.execute("select count(*) from runs").fetchone()
+    except sqlite3.Error as error:
+        return Finding(
+            "MLflow", "fail", f"{file}: {error}", "restore the file, or move it away and run `ratchet sync`"
+        )
+    return Finding("MLflow", "ok", f"{file}, {count} runs")
+
+
+def prefect() -> Finding:
+    uri = os.environ.get("PREFECT_API_URL")
+    if not uri:
+        return Finding("Prefect", "ok", "no server configured; each run starts its own")
+    return served(
+        "Prefect",
+        uri.rstrip("/"),
+        lambda: ask_prefect(uri),
+        ("PREFECT_API_AUTH_STRING",),
+        "start the server (prefect server start) or unset PREFECT_API_URL",
+    )
+
+
+def served(
+    name: str, address: str, ask: Callable[[], tuple[int, str]], secrets: Sequence[str], do: str
+) -> Finding:
+    """Check that a server is reachable and accepts our credentials. `/health` needs no password, so `ask`
+    makes an authenticated request and returns (status, message); `secrets` are the variables with the
+    credentials.
+    """
+    began = time.monotonic()
+    try:
+        with urllib.request.urlopen(f"{address}/health", timeout=ANSWER_SECONDS):
+            took = 1000 * (time.monotonic() - began)
+    except urllib.error.HTTPError as error:
+        return Finding(name, "fail", f"{address}/health answers {error.code} {error.reason}", do)
+    except (OSError, ValueError) as error:
+        return Finding(
+            name, "fail", f"{address}/health does not answer: {getattr(error, 'reason', error)}", do
+        )
+    status, message = ask()
+    if status == 401:
+        missing = [variable for variable in secrets if not os.environ.get(variable)]
+        why = (
+            f"{' and '.join(missing)} not set here"
+            if missing
+            else f"the server expects a different {' and '.join(secrets)}"
+        )
+        return Finding(
+            name,
+            "fail",
+            f"{address} is up but rejects our credentials (401): {why}",
+            f"set {' and '.join(secrets)} to the server's credentials",
+        )
+    if status >= 400:
+        return Finding(
+            name,
+            "fail",
+            f"{address} is up but answers {status}: {message.splitlines()[0][:300]}",
+            f"check the permissions of the user in {secrets[0]}" if status == 403 else "see the server's log",
+        )
+    return Finding(name, "ok", f"{address} answers in {took:.0f} ms and accepts our credentials")
+
+
+def ask_mlflow(home: Path) -> tuple[int, str]:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client(home).search_experiments(max_results=1)
+    except MlflowException as error:
+        return error.get_http_status_code(), str(error)
+    return 200, ""
+
+
+def ask_prefect(uri: str) -> tuple[int, str]:
+    from httpx import HTTPStatusError
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_KEY
+
+    try:
+        with SyncPrefectClient(
+            uri, auth_string=PREFECT_API_AUTH_STRING.value(), api_key=PREFECT_API_KEY.value()
+        ) as server:
+            server.read_flows(limit=1)
+    except HTTPStatusError as error:
+        return error.response.status_code, str(error)
+    return 200, ""
+
+
+def dvc_remote(workspace: Path) -> Finding:
+    """Check the DVC remote: a local folder directly, a distant one through DVC with its own credentials."""
+    from ratchet.tasks.data.versioning import dvc
+
+    if not (workspace / ".dvc").is_dir():
+        return Finding(
+            "DVC remote",
+            "warn",
+            f"{workspace.resolve()} is not a DVC workspace: data is not versioned",
+            "run in the checkout, or `dvc init`",
+        )
+    name = dvc(workspace, "config", "core.remote", missing_ok=True).strip()
+    if not name:
+        return Finding(
+            "DVC remote",
+            "warn",
+            "none: data versions stay on this machine",
+            "dvc remote add -d <name> <address>",
+        )
+    url = dvc(workspace, "config", f"remote.{name}.url", missing_ok=True).strip()
+    if "://" not in url:
+        place = Path(url) if Path(url).is_absolute() else workspace / ".dvc" / url
+        if why := not_writable(place):
+            return Finding(
+                "DVC remote", "fail", f"{name}: {why}", "fix its permissions or `dvc remote modify`"
+            )
+        return Finding("DVC remote", "ok", f"{name}: {place.resolve()}")
+    try:
+        listing = subprocess.run(
+            [sys.executable, "-m", "dvc", "list-url", f"remote://{name}/"],
+            cwd=workspace,
+            capture_output=True,
+            text=True,
+            timeout=DVC_SECONDS,
+        )
+        message = (listing.stderr.strip().splitlines() or ["no answer"])[0]
+    except subprocess.TimeoutExpired:
+        return Finding(
+            "DVC remote",
+            "fail",
+            f"{name}: {url} does not answer within {DVC_SECONDS:g} s",
+            "check the network and `dvc remote list`",
+        )
+    if listing.returncode:
+        return Finding(
+            "DVC remote",
+            "fail",
+            f"{name}: {url}: {message}",
+            "check its address and credentials: `dvc remote list`",
+        )
+    return Finding("DVC remote", "ok", f"{name}: {url} answers")
