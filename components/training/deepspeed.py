@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from ratchet.components.errors import ContractError, RecipeError, TrainingError
-from ratchet.components.models.forward import model_outputs
 from ratchet.components.models.load import load_model, load_tokenizer, save_model
 from ratchet.components.models.lora import FOLDER, save_adapter
 from ratchet.components.models.products import has_bfloat16
 from ratchet.components.models.value import PolicyWithValue
 from ratchet.components.training import ranks
 from ratchet.components.training.deepspeed_config import _deepspeed, _quiet, config
+from ratchet.components.training.deepspeed_module import Rows
 from ratchet.components.training.torch import Schedule, rate
 from ratchet.components.types import Batch, Outputs, Read
 
@@ -290,24 +290,3 @@ class DeepSpeedLearner:
                 safe_set_full_optimizer_state(parameter, value, moment)
             else:
                 safe_set_full_fp32_param(parameter, value)
-
-
-class Rows(nn.Module):
-    """Module wrapped by DeepSpeed: one forward pass from a batch to the requested outputs, so that ZeRO's
-    hooks see a single call.
-    """
-
-    def __init__(self, model: nn.Module, kind: str, stage: int) -> None:
-        super().__init__()
-        self.model, self.kind = model, kind
-        if stage == 3 and kind != "reward":
-            from deepspeed import zero
-
-            # The log-probs read the head's weight without calling the module, so ZeRO-3 must gather it for
-            # this module.
-            language: Any = model.policy if isinstance(model, PolicyWithValue) else model
-            for parameter in language.get_output_embeddings().parameters():
-                zero.register_external_parameter(self, parameter)
-
-    def forward(self, batch: Batch, outputs: frozenset[str | Read]) -> dict[str | Read, Tensor]:
-        return dict(model_outputs(self.model, self.kind, batch, outputs).by_name)

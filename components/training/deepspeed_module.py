@@ -1,0 +1,32 @@
+"""Module wrapped by DeepSpeed: the forward pass of a learner as one call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ratchet.components.models.forward import model_outputs
+from ratchet.components.models.value import PolicyWithValue
+from ratchet.components.types import Batch, Read
+
+
+class Rows(nn.Module):
+    """Module wrapped by DeepSpeed: one forward pass from a batch to the requested outputs, so that ZeRO's
+    hooks see a single call.
+    """
+
+    def __init__(self, model: nn.Module, kind: str, stage: int) -> None:
+        super().__init__()
+        self.model, self.kind = model, kind
+        if stage == 3 and kind != "reward":
+            from deepspeed import zero
+
+            # The log-probs read the head's weight without calling the module, so ZeRO-3 must gather it for
+            # this module.
+            language: Any = model.policy if isinstance(model, PolicyWithValue) else model
+            for parameter in language.get_output_embeddings().parameters():
+                zero.register_external_parameter(self, parameter)
+
+    def forward(self, batch: Batch, outputs: frozenset[str | Read]) -> dict[str | Read, Tensor]:
+        return dict(model_outputs(self.model, self.kind, batch, outputs).by_name)
