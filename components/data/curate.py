@@ -40,10 +40,11 @@ from typing import Any
 from ratchet.components.data.builders import BUILDERS
 from ratchet.components.data.curation_report import pair_report, rating_report, write_quarantine
 from ratchet.components.data.decontaminate import decontaminate
-from ratchet.components.data.groups import save_table, write_groups
+from ratchet.components.data.groups import write_groups
 from ratchet.components.data.lost_records import _refuse_loss
 from ratchet.components.data.mixture import mixed, read_sources, report_sources
 from ratchet.components.data.offered import NEEDS, default_shares, refuse_other_preferences, split_records
+from ratchet.components.data.parquet import save_table
 from ratchet.components.data.published import TRAINING, home_of, wanted
 from ratchet.components.data.records import (
     Conversation,

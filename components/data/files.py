@@ -17,7 +17,7 @@ from typing import IO, Any, cast
 
 import pyarrow as pa
 
-from ratchet.components.data.groups import parquet_rows
+from ratchet.components.data.parquet import parquet_rows
 from ratchet.components.errors import DataError, SourceError
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow", ".csv", ".tsv", ".gz", ".ndjson")

@@ -18,21 +18,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ratchet.components.data.parquet import read_parquet, save_table
 from ratchet.components.errors import DataError, SourceError
 from ratchet.components.types import Group, Message, Prompt, Span, Stop, Trajectory
 
 ROLES = ("system", "user", "assistant", "tool")
 STOPS = get_args(Stop)
 VERSION = "1"
-ROW_GROUP = 4096
 _MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 SCHEMA = pa.schema(
     [
@@ -85,19 +84,6 @@ def write_groups(path: Path, groups: Iterable[Group]) -> Path:
     schema = pa.schema(fields, metadata={"layout": "groups", "version": VERSION})
     save_table(pa.Table.from_arrays(arrays, schema=schema), path)
     return path
-
-
-def save_table(table: pa.Table, path: Path) -> None:
-    """Write Parquet with page checksums to a temporary file, fsync, then rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    try:
-        pq.write_table(table, partial, compression="zstd", row_group_size=ROW_GROUP, write_page_checksum=True)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _append(rows: dict[str, list[Any]], number: int, group: Group, names: Sequence[str]) -> None:
@@ -224,35 +210,6 @@ def read_groups(path: Path) -> list[Group]:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{path}, row {number}: {error}") from error
     return [*groups, _group(gathered)] if gathered else groups
-
-
-def read_parquet(path: Path) -> list[dict[str, Any]]:
-    """All rows of a Parquet file as dictionaries. `DataError` names damaged row ranges."""
-    return list(parquet_rows(path))
-
-
-def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """As `read_parquet`, lazily by row group."""
-    start = 0
-    try:
-        file = pq.ParquetFile(path, page_checksum_verification=True)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} is not a readable Parquet file: {_first_line(error)}") from error
-    for number in range(file.num_row_groups):
-        stop = start + file.metadata.row_group(number).num_rows
-        try:
-            rows = file.read_row_group(number).to_pylist()
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise DataError(
-                f"{path}, rows {start} to {stop - 1} are damaged: {_first_line(error)}; download or "
-                "create the file again"
-            ) from error
-        yield from rows
-        start = stop
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _checked(row: dict[str, Any], place: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ratchet.components.data.groups import save_table
+from ratchet.components.data.parquet import save_table
 from ratchet.components.errors import DataError, SourceError
 from ratchet.components.labels.labels import Item, Label
 from ratchet.components.labels.layouts import argilla, label_studio, rows

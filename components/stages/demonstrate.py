@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from ratchet.components.data.curation_report import pair_report
-from ratchet.components.data.groups import read_groups, save_table, write_groups
+from ratchet.components.data.groups import read_groups, write_groups
+from ratchet.components.data.parquet import save_table
 from ratchet.components.data.statistics import statistics
 from ratchet.components.models.load import load_tokenizer
 from ratchet.components.piece import build

@@ -219,7 +219,7 @@ def check_data_drift(pipeline: Pipeline) -> list[Shift]:
         before = last_run(pipeline)
         if before is None or not (before / "stages" / "curated" / "statistics.parquet").exists():
             return []
-        from ratchet.components.data.groups import read_parquet
+        from ratchet.components.data.parquet import read_parquet
 
         old, new = before / "stages" / "curated", pipeline.artifact("curated").path
         found: list[Shift] = []

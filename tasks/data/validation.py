@@ -18,7 +18,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ratchet.components.data.groups import read_groups, read_parquet, write_groups
+from ratchet.components.data.groups import read_groups, write_groups
+from ratchet.components.data.parquet import read_parquet
 from ratchet.components.data.statistics import kind_of
 from ratchet.components.errors import DataError, GateError, SourceError
 from ratchet.components.recipes.conform import conform

@@ -114,7 +114,7 @@ def curated_splits(pipeline: Pipeline) -> dict[str, Split]:
     made = pipeline.store.get("curated", pipeline.stages["curated"].key)
     if made is None:
         return {}
-    from ratchet.components.data.groups import read_parquet
+    from ratchet.components.data.parquet import read_parquet
 
     sizes: dict[str, list[int]] = {}
     for row in read_parquet(made.path / "statistics.parquet"):

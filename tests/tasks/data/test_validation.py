@@ -9,7 +9,8 @@ import shutil
 import pandas as pd
 import pytest
 
-from ratchet.components.data.groups import read_groups, save_table, write_groups
+from ratchet.components.data.groups import read_groups, write_groups
+from ratchet.components.data.parquet import save_table
 from ratchet.components.data.statistics import statistics
 from ratchet.components.errors import DataError, GateError, SourceError
 from ratchet.components.recipes.recipe import load
