@@ -21,7 +21,8 @@ from ratchet.components.recipes.reward_models import optimised_models
 from ratchet.components.recipes.schema import Recipe
 from ratchet.components.stages.fetch import REGISTERED, REGISTRY
 from ratchet.components.stages.run import as_request
-from ratchet.components.storage.store import RunDirectory, Store, Workspace, digest
+from ratchet.components.storage.run_directory import RunDirectory
+from ratchet.components.storage.store import Store, Workspace, digest
 from ratchet.components.types import Artifact
 from ratchet.tasks.machine.provenance import machine, packages, revision
 from ratchet.tasks.process.launch import launch

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from ratchet.components import piece
-from ratchet.components.storage.store import RunDirectory, Store, digest
+from ratchet.components.storage.run_directory import RunDirectory
+from ratchet.components.storage.store import Store, digest
 from ratchet.components.types import Artifact
 
 CODE = Path(__file__).resolve().parent.parent / "infra" / "package"

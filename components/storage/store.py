@@ -4,6 +4,7 @@
                                           renamed into place
     <home>/store/.work/<stage>-<key>/     partial output and progress of an unfinished stage; survives a crash
     <home>/runs/<run>/                    the resolved recipe and one link per stage into the store
+                                          (`run_directory.py`)
 
 A key is the digest of a stage's slice of the recipe, the keys of its inputs and the source code it can reach
 (`definitions.py`; comments and unused functions are not included). The manifest holds the SHA-256 of every
@@ -23,9 +24,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from ratchet.components.errors import DamageError, StoreError, redacted
+from ratchet.components.errors import DamageError, StoreError
 from ratchet.components.types import Artifact
 
 MANIFEST = "manifest.json"
@@ -248,59 +249,3 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
         return json.loads((path / MANIFEST).read_text())
     except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
         return None
-
-
-class RunDirectory:
-    """Directory of a run: resolved recipe, links to its stages in the store, and `run.json`."""
-
-    def __init__(self, home: Path, run: str) -> None:
-        self.path = home.resolve() / "runs" / run
-        self.name = run
-        self._alive: IO[str] | None = None
-
-    def hold(self) -> None:
-        """Mark the run as alive with a shared lock, released when this object or the process ends. Several
-        processes may hold it.
-        """
-        if self._alive is None:
-            with disk_errors(f"opening {self.path}"):
-                self.path.mkdir(parents=True, exist_ok=True)
-                self._alive = (self.path / "alive").open("w")
-            fcntl.flock(self._alive, fcntl.LOCK_SH)
-
-    def alive(self) -> bool:
-        """Whether any process, including this one, holds the run's lock."""
-        try:
-            with (self.path / "alive").open() as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except BlockingIOError:
-            return True
-        return False
-
-    def open(self, recipe: str) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.path / "recipe.yaml", recipe)
-
-    def link(self, stage: str, target: Path) -> None:
-        link = self.path / "stages" / stage
-        link.parent.mkdir(parents=True, exist_ok=True)
-        temporary = link.with_name(f".{stage}.{os.getpid()}")
-        temporary.unlink(missing_ok=True)
-        temporary.symlink_to(os.path.relpath(target, link.parent))
-        os.replace(temporary, link)
-
-    def record(self, **state: Any) -> None:
-        """Merge `state` into `run.json`."""
-        file = self.path / "run.json"
-        current = json.loads(file.read_text()) if file.exists() else {"run": self.name}
-        write_atomic(file, redacted(json.dumps({**current, **state}, indent=1)))
-
-    def stages(self) -> dict[str, Path]:
-        folder = self.path / "stages"
-        return (
-            {p.name: p.resolve() for p in sorted(folder.iterdir()) if p.is_symlink()}
-            if folder.is_dir()
-            else {}
-        )

@@ -26,7 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ratchet.components.errors import RecipeError, StoreError, nearest
-from ratchet.components.storage.store import RunDirectory, Store, disk_errors, read_manifest
+from ratchet.components.storage.run_directory import RunDirectory
+from ratchet.components.storage.store import Store, disk_errors, read_manifest
 from ratchet.tasks.registry.versions import Version, events, history, models
 from ratchet.tasks.tracking.mlflow_text import allowed
 

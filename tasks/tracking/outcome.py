@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.components.errors import RecipeError, nearest
-from ratchet.components.storage.store import RunDirectory, read_manifest
+from ratchet.components.storage.run_directory import RunDirectory
+from ratchet.components.storage.store import read_manifest
 
 
 def run_files(home: Path) -> list[Path]:

@@ -22,7 +22,8 @@ import ratchet
 from ratchet.components.data.groups import write_groups
 from ratchet.components.errors import DataError, RecipeError, ServiceError, StageError
 from ratchet.components.recipes.recipe import dump, load
-from ratchet.components.storage.store import RunDirectory, Store
+from ratchet.components.storage.run_directory import RunDirectory
+from ratchet.components.storage.store import Store
 from ratchet.components.types import Group, Prompt, Trajectory
 from ratchet.flows.cli import app
 

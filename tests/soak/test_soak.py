@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from ratchet.components.errors import StoreError
-from ratchet.components.storage.store import RunDirectory, Store, digest
+from ratchet.components.storage.run_directory import RunDirectory
+from ratchet.components.storage.store import Store, digest
 from tests.soak.faults import FAULTS, MARK, Trial, flip, kill_engine, wait_for_none
 from tests.soak.trials import Soak, Tally, Truth, _differences, _look, _points, _unexplained
 
@@ -51,7 +52,8 @@ TOY = """
 import hashlib, json, sys, time
 from pathlib import Path
 from ratchet.components.errors import DamageError, RatchetError
-from ratchet.components.storage.store import RunDirectory, Store, disk_errors, write_atomic
+from ratchet.components.storage.run_directory import RunDirectory
+from ratchet.components.storage.store import Store, disk_errors, write_atomic
 
 def sha(text):
     return hashlib.sha256(text.encode()).hexdigest()

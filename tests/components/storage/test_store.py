@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ratchet.components.errors import DamageError, StoreError
-from ratchet.components.storage.store import MANIFEST, RunDirectory, Store, digest, disk_errors, write_atomic
+from ratchet.components.storage.run_directory import RunDirectory
+from ratchet.components.storage.store import MANIFEST, Store, digest, disk_errors, write_atomic
 
 KEY = digest("a key")
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ratchet.components.errors import RecipeError, StoreError
-from ratchet.components.storage.store import RunDirectory, Store
+from ratchet.components.storage.run_directory import RunDirectory
+from ratchet.components.storage.store import Store
 from ratchet.tasks.data.retention import Policy, survey, sweep
 from ratchet.tasks.registry.lineage import of_product
 from ratchet.tasks.registry.registry import promote, register
@@ -21,7 +22,8 @@ NOTHING = Policy(keep_days=0, keep_last=0)
 HOLD = """
 import sys
 from pathlib import Path
-from ratchet.components.storage.store import RunDirectory, Store
+from ratchet.components.storage.run_directory import RunDirectory
+from ratchet.components.storage.store import Store
 run = RunDirectory(Path(sys.argv[1]), "living")
 run.hold()
 with Store(Path(sys.argv[1])).working("sft", "a" * 64) as work:

@@ -18,7 +18,8 @@ from ratchet.components.data.groups import read_groups, write_groups
 from ratchet.components.errors import RecipeError
 from ratchet.components.labels.labels import Item, Label, append_durably, read_items, read_labels
 from ratchet.components.labels.settings import Settings, make_queue, read_settings
-from ratchet.components.storage.store import RunDirectory, Store, digest
+from ratchet.components.storage.run_directory import RunDirectory
+from ratchet.components.storage.store import Store, digest
 from ratchet.components.types import Group, Prompt, Trajectory
 from ratchet.flows.cli import app
 from ratchet.tasks.labels.fill import fill

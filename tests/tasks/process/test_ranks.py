@@ -28,7 +28,8 @@ from ratchet.components.recipes.plan import plan
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.recipe import load
 from ratchet.components.stages.run import as_request
-from ratchet.components.storage.store import RunDirectory, Store
+from ratchet.components.storage.run_directory import RunDirectory
+from ratchet.components.storage.store import Store
 from ratchet.components.training import ranks
 from ratchet.components.types import Artifact
 from ratchet.tasks.pipeline import Pipeline

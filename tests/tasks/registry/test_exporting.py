@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from ratchet.components.errors import RecipeError, StoreError
-from ratchet.components.storage.store import RunDirectory, Store, digest
+from ratchet.components.storage.run_directory import RunDirectory
+from ratchet.components.storage.store import Store, digest
 from ratchet.components.types import Artifact
 from ratchet.tasks.registry.exporting import export
 from ratchet.tasks.registry.registry import promote, register

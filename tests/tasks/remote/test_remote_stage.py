@@ -16,7 +16,8 @@ from prefect.client.schemas.objects import State, StateType
 
 from ratchet.components.errors import ContractError, ServiceError, StageError
 from ratchet.components.recipes.plan import Stage
-from ratchet.components.storage.store import RunDirectory, Store
+from ratchet.components.storage.run_directory import RunDirectory
+from ratchet.components.storage.store import Store
 from ratchet.components.types import Artifact
 from ratchet.flows.one_stage import one_stage
 from ratchet.tasks.machine.system import samples_of

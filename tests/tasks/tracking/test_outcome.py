@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ratchet.components.errors import RecipeError
-from ratchet.components.storage.store import RunDirectory
+from ratchet.components.storage.run_directory import RunDirectory
 from ratchet.flows.cli import app
 from ratchet.tasks.tracking.outcome import lines_of, outcome, short_result
 from ratchet.tasks.tracking.results import figures
