@@ -18,7 +18,17 @@ from ratchet.components.piece import SLOTS, catalogue
 
 ROOT = Path(__file__).resolve().parent.parent
 PLATFORMS = {"prefect", "mlflow", "dvc", "great_expectations", "ratchet.flows", "ratchet.tasks"}
-CORE = ["trainer.py", "loop.py", "packing.py", "store.py", "run.py", "state.py", "types.py", "protocols.py"]
+CORE = [
+    "trainer.py",
+    "step_loss.py",
+    "loop.py",
+    "packing.py",
+    "store.py",
+    "run.py",
+    "state.py",
+    "types.py",
+    "protocols.py",
+]
 
 
 def imports(path: Path, *, typing: bool = True) -> set[str]:

@@ -8,7 +8,7 @@ import torch
 from ratchet.components.errors import RecipeError
 from ratchet.components.recipes.recipe import load
 from ratchet.components.training.objectives import Meter, parts
-from ratchet.components.training.trainer import measure
+from ratchet.components.training.step_loss import measure
 from ratchet.components.types import Group, Outputs, Prompt, Trajectory
 
 

@@ -22,7 +22,7 @@ from ratchet.components.piece import build
 from ratchet.components.recipes.sections import Labelled, Pairs
 from ratchet.components.training import ranks
 from ratchet.components.training.objectives import Meter, parts
-from ratchet.components.training.trainer import measure
+from ratchet.components.training.step_loss import measure
 from ratchet.components.types import Context, Group, Outputs, Prompt, Trajectory
 
 LABELS = [True, False, True, True, False, False]
