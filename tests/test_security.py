@@ -17,7 +17,8 @@ from types import SimpleNamespace
 import pytest
 
 from ratchet.components.data.parsing import parse
-from ratchet.components.data.sources import _unpack, fetch
+from ratchet.components.data.pypi import _unpack
+from ratchet.components.data.sources import fetch
 from ratchet.components.errors import RecipeError, ServiceError, SourceError, StageError, redacted
 from ratchet.components.models.load import REMOTE_CODE, load_policy, load_tokenizer, new_reward, save_model
 from ratchet.components.recipes.recipe import dump, load, reread

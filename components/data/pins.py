@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ratchet.components.data.digests import digest
 from ratchet.components.data.hub import commit
-from ratchet.components.data.sources import digest, local
+from ratchet.components.data.sources import local
 from ratchet.components.models.lora import base_of, is_adapter
 from ratchet.components.recipes.schema import Recipe
 from ratchet.components.storage.store import MANIFEST, write_atomic

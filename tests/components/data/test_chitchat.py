@@ -6,8 +6,9 @@ from collections import Counter
 import pytest
 
 from ratchet.components.data.curate import curate
+from ratchet.components.data.digests import digest
 from ratchet.components.data.groups import read_groups
-from ratchet.components.data.sources import digest, fetch
+from ratchet.components.data.sources import fetch
 from ratchet.tasks.data.validation import validate_data
 
 SECTION = {

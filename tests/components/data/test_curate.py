@@ -11,10 +11,11 @@ from ratchet.components.data.builders import conversation_groups, prompt_groups
 from ratchet.components.data.building import prompt_digest
 from ratchet.components.data.curate import curate
 from ratchet.components.data.curation_report import pair_report, rating_report
+from ratchet.components.data.digests import digest
 from ratchet.components.data.groups import read_groups
 from ratchet.components.data.pair_builders import preference_pairs
 from ratchet.components.data.records import Conversation
-from ratchet.components.data.sources import digest, fetch
+from ratchet.components.data.sources import fetch
 from ratchet.components.data.splits import drop_near_duplicates, split, split_key
 from ratchet.components.data.statistics import alternates, statistics
 from ratchet.components.errors import DataError, GateError, RecipeError

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.components.data import pins
-from ratchet.components.data.sources import digest
+from ratchet.components.data.digests import digest
 from ratchet.components.errors import SourceError
 from ratchet.components.recipes.recipe import dump
 from ratchet.components.storage.store import Store

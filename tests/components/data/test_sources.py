@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from ratchet.components.data.digests import digest
 from ratchet.components.data.hub import commit
 from ratchet.components.data.parsing import parse
-from ratchet.components.data.sources import digest, fetch
+from ratchet.components.data.sources import fetch
 from ratchet.components.errors import SourceError
 from ratchet.components.stages import progress
 
