@@ -14,7 +14,7 @@ from ratchet.components.data.groups import write_groups
 from ratchet.components.data.parsing import parse
 from ratchet.components.errors import DataError
 from ratchet.components.labels.labels import WEIGHT, Item, Label
-from ratchet.components.labels.queue import ordinary
+from ratchet.components.labels.settings import ordinary
 from ratchet.components.labels.weights import label_weights
 from ratchet.components.types import Group, Prompt, Trajectory
 

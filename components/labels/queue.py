@@ -1,14 +1,7 @@
 """The labelling queue: which comparison an annotator judges next.
 
-Files of a queue folder:
-    queue.json     settings (`ratchet.components.labels.settings`)
-    items.jsonl    the comparisons, in the order in which they are shown
-    labels.jsonl   labels and retractions; a label is on disk before `submit` returns
-    leases.jsonl   which annotator has which item on the screen, and until when
-    .lock          held by the one process that writes labels
-    closed         exists once no more labels are taken (`close_queue`)
-
-The state is derived from these files, so a process that was killed continues where it was.
+Its state is derived from the files of its folder (`queue_files.py`), so a process that was killed continues
+where it was.
 """
 
 from __future__ import annotations
@@ -18,12 +11,11 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -37,36 +29,20 @@ from ratchet.components.labels.labels import (
     append_durably,
     read_history,
     read_items,
-    read_labels,
     repair,
     standing,
-    to_line,
 )
+from ratchet.components.labels.progress import RECENT, Progress
+from ratchet.components.labels.queue_files import CLOSED, LEASES, LOCK, WRITING, _leases
 from ratchet.components.labels.settings import common, given, needed, ordinary, read_settings
 from ratchet.components.storage.store import write_atomic
 
-LEASES, LOCK, WRITING, CLOSED = "leases.jsonl", ".lock", ".writing", "closed"
 REPEAT_AFTER = 5
 """Labels of an annotator between an item and its repetition."""
-RECENT = 20
-"""Labels whose median time is the pace."""
 
 
 class Taken(RatchetError):
     """The item went to another annotator after this annotator's lease ended, or the queue is closed."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """`mine`: labels of an annotator; `wanted`: labels on ordinary items that the queue asks for; `judged`:
-    how many of those there are, without skips and without further annotators' labels on common items;
-    `pace`: median seconds of the annotator's newest labels, None without any.
-    """
-
-    mine: int
-    judged: int
-    wanted: int
-    pace: float | None
 
 
 class Queue:
@@ -312,30 +288,3 @@ class Queue:
 
     def _time(self) -> str:
         return datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")
-
-
-def close_queue(folder: Path) -> list[Label]:
-    """Take no more labels, and return the standing ones. A label whose writing has begun still counts."""
-    with FileLock(folder / WRITING, thread_local=False):
-        write_atomic(folder / CLOSED, "")
-        return read_labels(folder)
-
-
-def _leases(folder: Path) -> list[list[Any]]:
-    """Item, annotator and end of every lease that was given."""
-    file = folder / LEASES
-    return [json.loads(line) for line in file.read_text().split("\n") if line] if file.exists() else []
-
-
-def forget(folder: Path, annotator: str) -> int:
-    """Delete every line of an annotator from the files of a queue; returns the number of standing labels
-    among them. `BusyError` while a process has the queue open.
-    """
-    with Queue(folder) as queue:
-        labels = sum(label.annotator == annotator for label in queue.labels())
-        file = folder / LABELS
-        kept = [one for one in read_history(file) if one.annotator != annotator] if file.exists() else []
-        write_atomic(file, "".join(map(to_line, kept)))
-        left = [row for row in _leases(folder) if row[1] != annotator]
-        write_atomic(folder / LEASES, "".join(json.dumps(row) + "\n" for row in left))
-    return labels

@@ -16,7 +16,7 @@ from ratchet.components.errors import DataError
 from ratchet.components.labels.datasets import items_of
 from ratchet.components.labels.labels import ITEMS, LABELS, Item, read_items, read_labels
 from ratchet.components.labels.quality import random_annotators
-from ratchet.components.labels.queue import CLOSED, close_queue
+from ratchet.components.labels.queue_files import CLOSED, close_queue
 from ratchet.components.labels.scores import scored
 from ratchet.components.labels.settings import (
     Settings,

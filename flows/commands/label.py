@@ -94,7 +94,7 @@ def label(
         return take_labels(Path(source), take)
     folder = _queue_folder(source, home, stage)
     if close:
-        from ratchet.components.labels.queue import close_queue
+        from ratchet.components.labels.queue_files import close_queue
 
         typer.echo(f"{folder}: closed with {len(close_queue(folder))} labels")
         _resume(folder)
@@ -223,8 +223,8 @@ def _export(folder: Path, file: Path) -> None:
 
 
 def _forget(folder: Path, name: str, home: Path) -> None:
+    from ratchet.components.labels.forget import forget
     from ratchet.components.labels.labels import read_labels
-    from ratchet.components.labels.queue import forget
     from ratchet.tasks.labels.readers import readers
     from ratchet.tasks.labels.tokens import checked, digests, revoke
 

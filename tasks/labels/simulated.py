@@ -14,7 +14,8 @@ import httpx
 
 from ratchet.components.errors import DataError
 from ratchet.components.labels.labels import Item
-from ratchet.components.labels.queue import Queue, close_queue
+from ratchet.components.labels.queue import Queue
+from ratchet.components.labels.queue_files import close_queue
 from ratchet.components.labels.simulate import Annotator
 from ratchet.components.piece import build
 from ratchet.components.types import Context, Group

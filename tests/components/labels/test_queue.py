@@ -19,9 +19,10 @@ import pytest
 
 from ratchet.components.errors import BusyError, DataError
 from ratchet.components.labels import labels as records
+from ratchet.components.labels.forget import forget
 from ratchet.components.labels.labels import Item, Label, read_history, read_labels
 from ratchet.components.labels.quality import random_annotators
-from ratchet.components.labels.queue import Queue, Taken, forget
+from ratchet.components.labels.queue import Queue, Taken
 from ratchet.components.labels.settings import Settings, make_queue
 from ratchet.components.labels.simulate import Annotator, take_turns
 

@@ -23,7 +23,8 @@ from ratchet.components.data.groups import read_groups, write_groups
 from ratchet.components.errors import DataError, RecipeError, ServiceError
 from ratchet.components.labels.labels import Item, Label, append_durably, read_items, read_labels
 from ratchet.components.labels.quality import random_annotators
-from ratchet.components.labels.queue import Queue, Taken, close_queue
+from ratchet.components.labels.queue import Queue, Taken
+from ratchet.components.labels.queue_files import close_queue
 from ratchet.components.labels.scores import pair_weights, scored
 from ratchet.components.labels.settings import doubled, make_queue, read_settings
 from ratchet.components.labels.simulate import Annotator, take_turns
