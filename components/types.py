@@ -188,21 +188,6 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Outputs:
-    """Outputs of a forward pass. Only the requested ones exist; reading another is an `AttributeError`."""
-
-    by_name: Mapping[Any, Tensor]  # by name, or by `Read`
-
-    def __getattr__(self, name: str) -> Tensor:
-        try:
-            return self.by_name[name]
-        except KeyError:
-            raise AttributeError(
-                f"output {name!r} was not requested; available: {sorted(map(str, self.by_name))}"
-            ) from None
-
-
-@dataclass(frozen=True, slots=True)
 class Terms:
     """An objective's unreduced loss, (B,T), (B,) or (U,), and unreduced metrics of the same shapes."""
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from torch.nn.functional import logsigmoid
 
+from ratchet.components.models.outputs import Outputs
 from ratchet.components.piece import piece
 from ratchet.components.pieces.objectives.preference import accuracy
 from ratchet.components.recipes.ranges import Positive
-from ratchet.components.types import Batch, Outputs, Terms
+from ratchet.components.types import Batch, Terms
 
 
 @piece(outputs=("scores",), unit="pair", paper="arXiv:2505.14946")

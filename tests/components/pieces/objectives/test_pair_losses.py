@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
+from ratchet.components.models.outputs import Outputs
 from ratchet.components.piece import build
-from ratchet.components.types import Batch, Outputs
+from ratchet.components.types import Batch
 
 
 def pairs(seed=0, **more):

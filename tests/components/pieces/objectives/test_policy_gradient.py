@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from ratchet.components.models.outputs import Outputs
 from ratchet.components.piece import build
-from ratchet.components.types import Batch, Outputs
+from ratchet.components.types import Batch
 
 ANSWERS = torch.tensor(list(product(range(3), repeat=2)))  # two steps over three tokens
 BEFORE = torch.stack(
