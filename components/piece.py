@@ -9,25 +9,22 @@ slot; another function of that file is `clip.row`; slots with several folders us
 from __future__ import annotations
 
 import ast
-import builtins
 import functools
 import importlib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union
+from typing import Any, Literal, TypeVar
 
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.models.outputs import Shape
-from ratchet.components.recipes import ranges
 from ratchet.components.recipes.conform import conform, is_number, takes_null
+from ratchet.components.recipes.piece_source import Makes, Option, Unit, _lifted, _options, _snake
 from ratchet.components.stages.progress import advance
 
 ROOT = Path(__file__).parent
-Unit = Literal["step", "row", "pair", "group"]
-Makes = Literal["", "pairs", "answers"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 SLOTS: dict[str, tuple[str, ...]] = {  # slot of a recipe -> folders of its pieces
@@ -46,8 +43,6 @@ SLOTS: dict[str, tuple[str, ...]] = {  # slot of a recipe -> folders of its piec
     "environment": ("environments",),
     "testbed": ("testbeds",),
 }
-NESTED = {"EnvironmentSpec": "environment", "RewardSpec": "annotate"}
-"""Annotations of options that are pieces themselves -> their slots."""
 
 
 def piece(
@@ -88,58 +83,6 @@ def piece(
         return function
 
     return mark
-
-
-@dataclass(frozen=True)
-class Option:
-    """A keyword-only argument of a piece: default (or `required`) and annotation as written."""
-
-    name: str
-    annotation: str
-    default: Any = None
-    required: bool = False
-
-    @property
-    def nested(self) -> str:
-        """Slot of the piece that the option's value is; empty for other options."""
-        return NESTED.get(self.annotation, "")
-
-    @property
-    def kind(self) -> Any:
-        """The annotation as a type; `Any` (unchecked) if it uses names of the piece's own module."""
-        known = {
-            **vars(builtins),
-            **vars(ranges),
-            "int": ranges.Int,
-            "float": ranges.Finite,
-            "bool": ranges.Bool,
-            "Any": Any,
-            "Literal": Literal,
-            "Mapping": Mapping,
-            "Sequence": Sequence,
-        }
-        try:
-            return _type(ast.parse(self.annotation, mode="eval").body, known)
-        except (KeyError, SyntaxError):
-            return Any
-
-
-def _type(written: ast.expr, known: Mapping[str, Any]) -> Any:
-    """Evaluate an annotation made of names, subscripts and `|`. `KeyError` for anything else."""
-    match written:
-        case ast.Name(id=name):
-            return known[name]
-        case ast.Constant(value=value):
-            return value
-        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return Union[_type(left, known), _type(right, known)]  # noqa: UP007
-        case ast.Subscript(value=value, slice=inner):
-            return _type(value, known)[_type(inner, known)]
-        case ast.Tuple(elts=parts):
-            return tuple(_type(part, known) for part in parts)
-        case ast.List(elts=parts):
-            return [_type(part, known) for part in parts]
-    raise KeyError(ast.unparse(written))
 
 
 @dataclass(frozen=True)
@@ -256,26 +199,6 @@ def _read(slot: str, folder: str, path: Path) -> dict[str, Description]:
             options=options,
         )
     return pieces
-
-
-def _lifted(node: ast.FunctionDef | ast.ClassDef) -> bool:
-    """Whether `each` lifts this function."""
-    return any(isinstance(d, ast.Name) and d.id == "each" for d in node.decorator_list)
-
-
-def _snake(name: str) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
-
-
-def _options(function: ast.FunctionDef) -> dict[str, Option]:
-    options: dict[str, Option] = {}
-    for arg, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
-        annotation = ast.unparse(arg.annotation) if arg.annotation else ""
-        if default is None:
-            options[arg.arg] = Option(arg.arg, annotation, required=True)
-        else:
-            options[arg.arg] = Option(arg.arg, annotation, default=ast.literal_eval(default))
-    return options
 
 
 def describe(slot: str, name: str, *, where: str = "") -> Description:

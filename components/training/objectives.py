@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ratchet.components.models.outputs import Outputs
-from ratchet.components.piece import Unit, build, describe
+from ratchet.components.piece import build, describe
+from ratchet.components.recipes.piece_source import Unit
 from ratchet.components.types import Batch, Read, Terms
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ratchet.components.errors import ContractError
-from ratchet.components.piece import Unit
+from ratchet.components.recipes.piece_source import Unit
 from ratchet.components.types import Batch, Group
 
 if TYPE_CHECKING:

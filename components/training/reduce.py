@@ -25,7 +25,7 @@ from ratchet.components.errors import RecipeError, nearest
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ratchet.components.piece import Unit
+    from ratchet.components.recipes.piece_source import Unit
     from ratchet.components.types import Batch
 
 LEGAL: dict[str, tuple[str, ...]] = {  # reduction -> units of the terms it can reduce

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ratchet.components.errors import TrainingError
 from ratchet.components.models.outputs import Outputs
-from ratchet.components.piece import Unit
+from ratchet.components.recipes.piece_source import Unit
 from ratchet.components.training import ranks
 from ratchet.components.training.loop import tokens_of
 from ratchet.components.training.objectives import Meter, Part
