@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.types import (
     Batch,
     Columns,
@@ -16,6 +15,7 @@ from ratchet.components.types import (
     Group,
     Message,
     Observation,
+    Outputs,
     Prompt,
     Read,
     Request,

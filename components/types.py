@@ -1,10 +1,8 @@
 """Data model of the pipeline. All classes are frozen; importing this module does not import torch.
 
 Shapes: B rows, T steps (tokens), U units (pairs, groups or rows, as an objective declares).
-Alignment: `logprobs[t]`, `mask[t]` and `advantages[t]` refer to step t; the shift by one lives in the model
-    code.
-Masks are True where a step counts (the loss mask). A column that was not written does not exist; it is never
-zero.
+Alignment: `logprobs[t]`, `mask[t]`, `advantages[t]` refer to step t; the shift by one is in the model code.
+Masks are True where a step counts (the loss mask). A column that was not written does not exist.
 """
 
 from __future__ import annotations
@@ -185,6 +183,21 @@ class Read:
     name: str
     function: Callable[..., Tensor]
     options: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Outputs of a forward pass. Only the requested ones exist; reading another is an `AttributeError`."""
+
+    by_name: Mapping[Any, Tensor]  # by name, or by `Read`
+
+    def __getattr__(self, name: str) -> Tensor:
+        try:
+            return self.by_name[name]
+        except KeyError:
+            raise AttributeError(
+                f"output {name!r} was not requested; available: {sorted(map(str, self.by_name))}"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)

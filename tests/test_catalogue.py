@@ -77,10 +77,9 @@ def test_a_new_method_is_one_piece_and_one_recipe(tiny_model: Path, tmp_path: Pa
             ROOT / part, tmp_path / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
         )
     (tmp_path / "components" / "pieces" / "objectives" / "squared.py").write_text('''"""A made-up loss."""
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Positive
-from ratchet.components.types import Batch, Terms
+from ratchet.components.types import Batch, Outputs, Terms
 
 
 @piece(reads=("advantages",), outputs=("logprobs",), unit="step", paper="arXiv:0000.00000")

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from ratchet.components.errors import RecipeError
-from ratchet.components.models.outputs import SHAPES, Outputs
+from ratchet.components.models.outputs import SHAPES
 from ratchet.components.piece import build, catalogue, describe
 from ratchet.components.training.objectives import parts
 from ratchet.components.training.reduce import LEGAL, Counts, count, legal, reduce
-from ratchet.components.types import Batch
+from ratchet.components.types import Batch, Outputs
 
 V = 11
 PIECES = sorted(

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from ratchet.components.errors import ContractError
 from ratchet.components.models.attention import PackedPlan
 from ratchet.components.models.layers import hidden_states
-from ratchet.components.models.outputs import OUTPUTS, Outputs
+from ratchet.components.models.outputs import OUTPUTS
 from ratchet.components.models.products import product_precision
 from ratchet.components.models.reading import Reading
 from ratchet.components.models.reward import MeanReward
-from ratchet.components.types import Batch, Read
+from ratchet.components.types import Batch, Outputs, Read
 
 
 def model_outputs(model: nn.Module, kind: str, batch: Batch, outputs: frozenset[str | Read]) -> Outputs:

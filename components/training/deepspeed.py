@@ -18,14 +18,13 @@ from torch import Tensor, nn
 from ratchet.components.errors import ContractError, RecipeError, TrainingError
 from ratchet.components.models.load import load_model, load_tokenizer, save_model
 from ratchet.components.models.lora import FOLDER, save_adapter
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.models.products import has_bfloat16
 from ratchet.components.models.value import PolicyWithValue
 from ratchet.components.training import ranks
 from ratchet.components.training.deepspeed_config import _deepspeed, _quiet, config
 from ratchet.components.training.deepspeed_module import Rows
 from ratchet.components.training.torch import Schedule, rate
-from ratchet.components.types import Batch, Read
+from ratchet.components.types import Batch, Outputs, Read
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.piece import build, describe
 from ratchet.components.recipes.piece_source import Unit
-from ratchet.components.types import Batch, Read, Terms
+from ratchet.components.types import Batch, Outputs, Read, Terms
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ratchet.components.errors import TrainingError
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.recipes.piece_source import Unit
 from ratchet.components.training import ranks
 from ratchet.components.training.loop import tokens_of
@@ -16,7 +15,7 @@ from ratchet.components.training.objectives import Meter, Part
 from ratchet.components.training.packing import pack, widest
 from ratchet.components.training.reduce import Counts, count, reduce
 from ratchet.components.training.steps import TRAINED
-from ratchet.components.types import Batch, Group
+from ratchet.components.types import Batch, Group, Outputs
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,9 +16,8 @@ from ratchet.components.models.device import to_device
 from ratchet.components.models.forward import model_outputs
 from ratchet.components.models.load import load_model, load_tokenizer, save_model
 from ratchet.components.models.lora import FOLDER, save_adapter
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.models.value import PolicyWithValue
-from ratchet.components.types import Batch, Read
+from ratchet.components.types import Batch, Outputs, Read
 
 Schedule = Literal["constant", "linear", "cosine"]
 

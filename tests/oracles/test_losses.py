@@ -10,13 +10,13 @@ import torch
 import yaml
 
 from ratchet.components.inference.sampling import sample
-from ratchet.components.models.outputs import SHAPES, Outputs
+from ratchet.components.models.outputs import SHAPES
 from ratchet.components.piece import build, catalogue, describe
 from ratchet.components.pieces.advantages.gae import recursion
 from ratchet.components.training.objectives import parts
 from ratchet.components.training.packing import pack
 from ratchet.components.training.reduce import count, reduce
-from ratchet.components.types import Batch, Context, Group, Prompt, Trajectory
+from ratchet.components.types import Batch, Context, Group, Outputs, Prompt, Trajectory
 
 ORACLES = yaml.safe_load((Path(__file__).parent / "losses.yaml").read_text())
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from torch.nn.functional import logsigmoid
 
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.piece import piece
 from ratchet.components.pieces.objectives.preference import accuracy
 from ratchet.components.recipes.ranges import Positive
-from ratchet.components.types import Batch, Terms
+from ratchet.components.types import Batch, Outputs, Terms
 
 
 @piece(outputs=("scores",), unit="pair", paper="arXiv:2505.14946")

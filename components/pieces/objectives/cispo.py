@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.piece import piece
 from ratchet.components.pieces.objectives.clip import log_ratio, step_advantages
 from ratchet.components.recipes.ranges import NotNegative
-from ratchet.components.types import Batch, Terms
+from ratchet.components.types import Batch, Outputs, Terms
 
 
 @piece(reads=("logprobs.{old}", "advantages"), outputs=("logprobs",), unit="step", paper="arXiv:2506.13585")

@@ -10,10 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Above1, NotNegative, Positive, Share
-from ratchet.components.types import Batch, Terms
+from ratchet.components.types import Batch, Outputs, Terms
 
 
 def log_ratio(out: Outputs, batch: Batch, old: str) -> Tensor:

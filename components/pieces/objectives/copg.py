@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.piece import piece
 from ratchet.components.pieces.objectives.preference import log_ratios, terms
 from ratchet.components.recipes.ranges import Positive
-from ratchet.components.types import Batch, Terms
+from ratchet.components.types import Batch, Outputs, Terms
 
 
 @piece(reads=("{reward}", "logprobs.reference"), outputs=("logprobs",), unit="pair", paper="arXiv:2406.19185")

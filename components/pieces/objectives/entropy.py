@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.piece import piece
-from ratchet.components.types import Batch, Terms
+from ratchet.components.types import Batch, Outputs, Terms
 
 
 @piece(outputs=("entropy",), unit="step", paper="arXiv:1707.06347")

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Bool, Share
-from ratchet.components.types import Batch, Terms
+from ratchet.components.types import Batch, Outputs, Terms
 
 if TYPE_CHECKING:
     from ratchet.components.models.reading import Reading

@@ -6,9 +6,8 @@ from typing import Literal
 
 import torch
 
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.piece import piece
-from ratchet.components.types import Batch, Terms
+from ratchet.components.types import Batch, Outputs, Terms
 
 
 @piece(reads=("logprobs.{to}",), outputs=("logprobs",), unit="step", paper="arXiv:2402.03300")

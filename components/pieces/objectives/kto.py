@@ -7,10 +7,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Positive
-from ratchet.components.types import Batch, Terms
+from ratchet.components.types import Batch, Outputs, Terms
 
 
 def reference_point(out: Outputs, batch: Batch) -> Tensor:

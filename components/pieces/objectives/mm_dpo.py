@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import logsigmoid
 
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.piece import piece
 from ratchet.components.pieces.objectives.preference import log_ratios, terms
 from ratchet.components.recipes.ranges import NotNegative, Positive
-from ratchet.components.types import Batch, Terms
+from ratchet.components.types import Batch, Outputs, Terms
 
 
 @piece(reads=("logprobs.reference", "margin"), outputs=("logprobs",), unit="pair", paper="arXiv:2502.10391")

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import BelowHalf, Bool, NotNegative, Positive
-from ratchet.components.types import Batch, Terms
+from ratchet.components.types import Batch, Outputs, Terms
 
 
 def log_ratios(out: Outputs, batch: Batch) -> tuple[Tensor, Tensor]:

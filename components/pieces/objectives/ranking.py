@@ -9,11 +9,10 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.piece import piece
 from ratchet.components.pieces.objectives.preference import terms
 from ratchet.components.recipes.ranges import Finite, NotNegative
-from ratchet.components.types import Batch, Terms
+from ratchet.components.types import Batch, Outputs, Terms
 
 
 def length_difference(batch: Batch) -> Tensor:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.piece import piece
 from ratchet.components.pieces.objectives.clip import step_advantages
-from ratchet.components.types import Batch, Terms
+from ratchet.components.types import Batch, Outputs, Terms
 
 
 @piece(reads=("advantages",), outputs=("logprobs",), unit="step", paper="arXiv:2402.14740")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from torch.nn.functional import logsigmoid
 
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.piece import piece
 from ratchet.components.pieces.objectives.preference import terms
 from ratchet.components.recipes.ranges import BelowHalf, NotNegative
-from ratchet.components.types import Batch, Terms
+from ratchet.components.types import Batch, Outputs, Terms
 
 
 @piece(reads=("margin",), outputs=("scores",), unit="pair", paper="arXiv:2401.06080")

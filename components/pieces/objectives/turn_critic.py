@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from ratchet.components.errors import ContractError
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.piece import piece
-from ratchet.components.types import Batch, Terms
+from ratchet.components.types import Batch, Outputs, Terms
 
 if TYPE_CHECKING:
     from ratchet.components.models.reading import Reading

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Positive
-from ratchet.components.types import Batch, Terms
+from ratchet.components.types import Batch, Outputs, Terms
 
 
 @piece(reads=("returns", "values.old"), outputs=("values",), unit="step", paper="arXiv:1707.06347")

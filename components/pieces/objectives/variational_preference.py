@@ -12,10 +12,9 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from ratchet.components.errors import ContractError
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Count, NotNegative
-from ratchet.components.types import Batch, Terms
+from ratchet.components.types import Batch, Outputs, Terms
 
 if TYPE_CHECKING:
     from ratchet.components.models.reading import Reading

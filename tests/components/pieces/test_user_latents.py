@@ -19,13 +19,12 @@ from ratchet.components.data.parsing import parse
 from ratchet.components.errors import ContractError, DataError
 from ratchet.components.models.attention import register
 from ratchet.components.models.forward import model_outputs
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.piece import build
 from ratchet.components.pieces.measures.user_accuracy import latent_margins
 from ratchet.components.pieces.objectives.variational_preference import expected_logsigmoid, posterior
 from ratchet.components.training.objectives import parts
 from ratchet.components.training.packing import pack
-from ratchet.components.types import Batch, Context, Group, Prompt, Read, Trajectory
+from ratchet.components.types import Batch, Context, Group, Outputs, Prompt, Read, Trajectory
 
 SPEC = {"name": "variational_preference", "weight": 1.0, "reduce": "unit_mean", "label": "loss"}
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from ratchet.components.errors import RecipeError
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.recipes.changed_rounds import for_round
 from ratchet.components.recipes.correction import corrected
 from ratchet.components.recipes.plain_values import plain
@@ -17,7 +16,7 @@ from ratchet.components.recipes.profile import Profile, Vllm
 from ratchet.components.recipes.recipe import load
 from ratchet.components.recipes.schema import Recipe
 from ratchet.components.training.objectives import parts
-from ratchet.components.types import Batch
+from ratchet.components.types import Batch, Outputs
 
 VLLM = Profile(engine="vllm")
 

@@ -174,7 +174,7 @@ def test_columns_are_written_again_with_the_weights_of_each_update() -> None:
         steps = 0
 
         def __call__(self, batch: Any, outputs: Any) -> Any:
-            from ratchet.components.models.outputs import Outputs
+            from ratchet.components.types import Outputs
 
             events.append(f"forward {batch['mark'].tolist()}")
             return Outputs({"logprobs": batch.mask.float().requires_grad_()})

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from ratchet.components.errors import TrainingError
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.storage.checkpoints import latest
 from ratchet.components.training import trainer
 from ratchet.components.training.objectives import parts
 from ratchet.components.training.packing import widest
 from ratchet.components.training.steps import steps_planned
 from ratchet.components.training.trainer import fit
-from ratchet.components.types import Group, Prompt, Trajectory
+from ratchet.components.types import Group, Outputs, Prompt, Trajectory
 
 
 @pytest.mark.parametrize(

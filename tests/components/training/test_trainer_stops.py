@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.recipes.recipe import names
 from ratchet.components.storage.checkpoints import latest
 from ratchet.components.training.objectives import parts
 from ratchet.components.training.steps import steps_planned
 from ratchet.components.training.trainer import fit
-from ratchet.components.types import Batch, Group, Prompt, Trajectory
+from ratchet.components.types import Batch, Group, Outputs, Prompt, Trajectory
 from tests.shipped import shipped_recipe
 
 BEST = 6  # of the toy's weight, on held-out data

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from ratchet.components.errors import RecipeError
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.recipes.recipe import load
 from ratchet.components.training.objectives import Meter, parts
 from ratchet.components.training.step_loss import measure
-from ratchet.components.types import Group, Prompt, Trajectory
+from ratchet.components.types import Group, Outputs, Prompt, Trajectory
 
 
 class Counting:

@@ -12,12 +12,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ratchet.components.models.attention import register
 from ratchet.components.models.forward import model_outputs
 from ratchet.components.models.load import load_model
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.training.objectives import Meter, parts
 from ratchet.components.training.packing import pack
 from ratchet.components.training.step_loss import measure
 from ratchet.components.training.torch import TorchLearner
-from ratchet.components.types import Group, Prompt, Read, Trajectory
+from ratchet.components.types import Group, Outputs, Prompt, Read, Trajectory
 
 SPEC = {"weight": 1.0, "reduce": "row_mean", "label": "loss"}
 

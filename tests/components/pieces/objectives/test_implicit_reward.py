@@ -15,12 +15,11 @@ from ratchet.components.data.parsing import parse
 from ratchet.components.errors import DataError
 from ratchet.components.models.attention import register
 from ratchet.components.models.forward import model_outputs
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.piece import build
 from ratchet.components.pieces.testbeds.two_camps import DRY, WARM
 from ratchet.components.training.objectives import parts
 from ratchet.components.training.packing import pack
-from ratchet.components.types import Batch, Context, Group, Prompt, Read, Trajectory
+from ratchet.components.types import Batch, Context, Group, Outputs, Prompt, Read, Trajectory
 
 SPEC: dict[str, Any] = {"weight": 1.0, "reduce": "token_mean", "label": "loss"}
 

@@ -18,13 +18,12 @@ from ratchet.components.data.groups import read_groups, write_groups
 from ratchet.components.data.pair_builders import preference_pairs
 from ratchet.components.data.parsing import parse
 from ratchet.components.errors import DataError, TrainingError
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.piece import build
 from ratchet.components.recipes.sections import Labelled, Pairs
 from ratchet.components.training import ranks
 from ratchet.components.training.objectives import Meter, parts
 from ratchet.components.training.step_loss import measure
-from ratchet.components.types import Context, Group, Prompt, Trajectory
+from ratchet.components.types import Context, Group, Outputs, Prompt, Trajectory
 
 LABELS = [True, False, True, True, False, False]
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.piece import build
-from ratchet.components.types import Batch
+from ratchet.components.types import Batch, Outputs
 
 
 def pairs(seed=0, **more):

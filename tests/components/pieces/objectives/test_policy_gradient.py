@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.piece import build
-from ratchet.components.types import Batch
+from ratchet.components.types import Batch, Outputs
 
 ANSWERS = torch.tensor(list(product(range(3), repeat=2)))  # two steps over three tokens
 BEFORE = torch.stack(

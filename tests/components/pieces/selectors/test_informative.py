@@ -11,11 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ratchet.components.models.outputs import Outputs
 from ratchet.components.piece import build
 from ratchet.components.recipes.recipe import load
 from ratchet.components.training.reduce import count, reduce
-from ratchet.components.types import Batch, Context, Group, Prompt, Trajectory
+from ratchet.components.types import Batch, Context, Group, Outputs, Prompt, Trajectory
 
 PER_TOKEN, EPSILON = 3, 0.1
 
