@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ratchet.components.errors import DataError
 from ratchet.components.piece import piece
-from ratchet.components.pieces.testbeds.digit_images import CODES, WORDS, Image, images
+from ratchet.components.pieces.testbeds.digit_images import CODES, Image, images
 from ratchet.components.recipes.ranges import Count, Natural
 
 SYMBOLS = 16
@@ -59,14 +59,19 @@ def chain(image: str, steps: int, rng: random.Random) -> list[str]:
     return made
 
 
+def state(digit: str, left: int) -> str:
+    """What a policy is told besides the noisy image: the wanted digit and the number of steps left."""
+    return f"{digit} t{left}"
+
+
 @piece(paper="arXiv:2107.03006")
 def noised_digits(
-    *, steps: Count = 4, chains: Count = 4, prompts: Count = 1000, test: Count = 100, seed: Natural = 0
+    *, steps: Count = 3, chains: Count = 4, prompts: Count = 1000, test: Count = 100, seed: Natural = 0
 ) -> Iterator[dict[str, Any]]:
     """Discrete diffusion of images of digits, as a conversation with the environment `denoising`. An image is
-    16 letters (`digit_images.codes_of`); the prompt is the wanted digit and the noise x_T, "three
-    KCPAJMLEBOFNHIDG"; each of the policy's `steps` turns writes the next less noisy image, x_(T-1) to x_0,
-    and the number of turns that are left stands between them. Read the splits with
+    16 letters (`digit_images.codes_of`). The prompt is the wanted digit, the number of steps left and the
+    noise x_T: "7 t3 KCPAJMLEBOFNHIDG". Each of the policy's `steps` turns writes the next less noisy image,
+    x_(T-1) to x_0; between them stand the digit and the steps left, "7 t2". Read the splits with
     `data.columns: {split: split}`.
 
     `chains`: `chains` rows {id, prompt, completion} of each of 900 images, samples of the forward process
@@ -77,7 +82,8 @@ def noised_digits(
     A reverse step is autoregressive over the symbols and sees the chain so far: it can be any joint
     distribution of the 16 symbols, where D3PM draws each on its own given x_t alone. The forward process is a
     Markov chain, so the earlier chain tells nothing more about x_(t-1), and the reverse process that the data
-    have is the same. x_T is independent of the image.
+    have is the same. x_T is independent of the image. Among the data are no images of the classifiers that
+    score (`portion`).
 
     Shows: what learning from scores or comparisons of final images does to a policy whose every denoising
     step is an action with a log-probability. Does not show: images of real numbers, Gaussian noise or its
@@ -90,15 +96,17 @@ def noised_digits(
             turns: list[dict[str, str]] = []
             for left in range(steps - 1, -1, -1):
                 turns.append({"role": "assistant", "content": states[left]})
-                turns.append({"role": "user", "content": str(left)})
-            row = _row(f"chain-{seed}-{number}-{again}", "chains", shown.digit, states[-1])
+                turns.append({"role": "user", "content": state(str(shown.digit), left)})
+            row = _row(f"chain-{seed}-{number}-{again}", "chains", shown.digit, steps, states[-1])
             yield {**row, "completion": turns[:-1]}
     for split, count in (("prompts", prompts), ("test", test)):
         for number in range(count):
             noise = "".join(rng.choice(CODES) for _ in range(SYMBOLS))
             digit = number % 10
-            yield {**_row(f"{split}-{seed}-{number}", split, digit, noise), "answer": WORDS[digit]}
+            row = _row(f"{split}-{seed}-{number}", split, digit, steps, noise)
+            yield {**row, "answer": str(digit)}
 
 
-def _row(name: str, split: str, digit: int, noise: str) -> dict[str, Any]:
-    return {"id": name, "split": split, "prompt": [{"role": "user", "content": f"{WORDS[digit]} {noise}"}]}
+def _row(name: str, split: str, digit: int, steps: int, noise: str) -> dict[str, Any]:
+    content = f"{state(str(digit), steps)} {noise}"
+    return {"id": name, "split": split, "prompt": [{"role": "user", "content": content}]}
