@@ -66,7 +66,7 @@ def state(digit: str, left: int) -> str:
 
 @piece(paper="arXiv:2107.03006")
 def noised_digits(
-    *, steps: Count = 3, chains: Count = 4, prompts: Count = 1000, test: Count = 100, seed: Natural = 0
+    *, size: Count = 3600, steps: Count = 3, prompts: Count = 400, test: Count = 100, seed: Natural = 0
 ) -> Iterator[dict[str, Any]]:
     """Discrete diffusion of images of digits, as a conversation with the environment `denoising`. An image is
     16 letters (`digit_images.codes_of`). The prompt is the wanted digit, the number of steps left and the
@@ -74,8 +74,8 @@ def noised_digits(
     x_(T-1) to x_0; between them stand the digit and the steps left, "7 t2". Read the splits with
     `data.columns: {split: split}`.
 
-    `chains`: `chains` rows {id, prompt, completion} of each of 900 images, samples of the forward process
-    read backwards, so that imitation of a turn is the likelihood of x_(t-1) given x_t, t and the digit: the
+    `chains`: `size` rows {id, prompt, completion} of 900 images in turn, samples of the forward process read
+    backwards, so that imitation of a turn is the likelihood of x_(t-1) given x_t, t and the digit: the
     D3PM bound up to a constant. `prompts` and `test`: rows {id, prompt, answer} with fresh noise, the digits
     in turn.
 
@@ -90,15 +90,16 @@ def noised_digits(
     samplers, text encoders, guidance, or prompts that training never had (all ten digits are in it).
     """
     rng = random.Random(f"noised_digits {seed}")
-    for number, shown in enumerate(portion("policy")):
-        for again in range(chains):
-            states = chain(shown.codes, steps, rng)
-            turns: list[dict[str, str]] = []
-            for left in range(steps - 1, -1, -1):
-                turns.append({"role": "assistant", "content": states[left]})
-                turns.append({"role": "user", "content": state(str(shown.digit), left)})
-            row = _row(f"chain-{seed}-{number}-{again}", "chains", shown.digit, steps, states[-1])
-            yield {**row, "completion": turns[:-1]}
+    shown = portion("policy")
+    for number in range(size):
+        image = shown[number % len(shown)]
+        states = chain(image.codes, steps, rng)
+        turns: list[dict[str, str]] = []
+        for left in range(steps - 1, -1, -1):
+            turns.append({"role": "assistant", "content": states[left]})
+            turns.append({"role": "user", "content": state(str(image.digit), left)})
+        row = _row(f"chain-{seed}-{number}", "chains", image.digit, steps, states[-1])
+        yield {**row, "completion": turns[:-1]}
     for split, count in (("prompts", prompts), ("test", test)):
         for number in range(count):
             noise = "".join(rng.choice(CODES) for _ in range(SYMBOLS))

@@ -43,7 +43,7 @@ def test_an_action_that_is_no_image_is_invalid_and_the_process_goes_on() -> None
 
 
 def test_the_turns_of_the_demonstrations_are_those_of_the_environment() -> None:
-    row = next(noised_digits(steps=4, chains=1, prompts=1, test=1))
+    row = next(noised_digits(steps=4, size=1, prompts=1, test=1))
     digit = row["prompt"][0]["content"].split()[0]
     world, turns = begun(digit, steps=4), row["completion"]
     for action, answer in zip(turns[::2], [*turns[1::2], None], strict=True):

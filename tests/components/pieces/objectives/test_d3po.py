@@ -11,10 +11,11 @@ from ratchet.components.piece import build
 from ratchet.components.types import Batch, Outputs, Terms
 
 
-def batch_of(reference: list[list[float]], turn: list[list[float]]) -> Batch:
+def batch_of(reference: list[list[float]], turn: list[list[float]], margin: float = 0.3) -> Batch:
     """Rows in pairs; the loss mask is where `turn` is not 0."""
     turns = torch.tensor(turn, dtype=torch.float64)
     columns = {"logprobs.reference": torch.tensor(reference, dtype=torch.float64), "turn": turns}
+    columns["margin"] = torch.full((len(turn),), margin)
     rows = torch.arange(len(turn))
     return Batch({}, turns > 0, columns, rows, rows, tuple(map(str, range(len(turn)))))
 
@@ -65,7 +66,7 @@ def test_a_step_of_one_chain_alone_does_not_count() -> None:
     batch = batch_of([[-1.0] * 3] * 2, turn)
     logprobs = torch.tensor([[-0.95, -9.0, -0.9], [-1.0, -9.0, -9.0]], dtype=torch.float64)
     found = loss_of(logprobs, batch, beta=1.0)
-    assert float(found.loss) == pytest.approx(math.log1p(math.exp(-0.05)))
+    assert found.loss.item() == pytest.approx(math.log1p(math.exp(-0.05)))
     assert gradient([[0.05, 0.0, 0.1], [0.0] * 3], turn)[0][2] == 0.0
 
 
@@ -76,3 +77,11 @@ def test_swapping_the_images_mirrors_the_margin() -> None:
     one, other = loss_of(ratios, batch), loss_of(ratios.flip(0), batch)
     torch.testing.assert_close(one.metrics["margin"], -other.metrics["margin"])
     torch.testing.assert_close(one.metrics["clipped"], other.metrics["clipped"])
+
+
+def test_a_tie_has_a_constant_loss_and_no_gradient() -> None:
+    ratios = torch.tensor([[-0.9, -1.2], [-1.1, -1.0]], requires_grad=True)
+    found = loss_of(ratios, batch_of([[-1.0] * 2] * 2, [[1.0, 2.0]] * 2, margin=0.0))
+    found.loss.sum().backward()
+    assert found.loss.item() == pytest.approx(math.log(2)) and found.metrics["tied"].tolist() == [1.0]
+    assert ratios.grad is not None and ratios.grad.abs().sum() == 0

@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def rows() -> list[Row]:
-    return list(noised_digits(chains=2, prompts=40, test=20, seed=3))
+    return list(noised_digits(size=1800, prompts=40, test=20, seed=3))
 
 
 def of(rows: list[Row], split: str) -> list[Row]:
