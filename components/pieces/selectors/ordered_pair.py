@@ -17,17 +17,20 @@ def ordered_pair(
 ) -> list[Group]:
     """One pair per prompt, of its two answers, the better one first (D3PO, section 4.3). Equal rewards make a
     pair too, in sampling order and with a `margin` of 0, for an objective that reads it and gives them no
-    gradient; they are counted as `ties`. `DataError` for a prompt without exactly two answers.
+    gradient; they are counted as `ties`. A prompt of which one answer is left (the other failed) makes none.
+    `DataError` for one with more than two.
     """
     made = []
     for group in groups:
-        if len(group.trajectories) != 2:
+        if len(group.trajectories) > 2:
             raise DataError(
-                f"ordered_pair: prompt {group.prompt.id!r}: expected two answers, got "
+                f"ordered_pair: prompt {group.prompt.id!r}: expected at most two answers, got "
                 f"{len(group.trajectories)}; set rollout.responses_per_prompt to 2, or use best_worst"
             )
         values = rewards_of(group, reward)
-        if values[0] == values[1]:
+        if len(values) < 2:
+            ctx.counts["groups of one answer"] += 1
+        elif values[0] == values[1]:
             ctx.counts["ties"] += 1
             made.append(group.with_columns(margin=[0.0, 0.0]))
         else:

@@ -23,7 +23,8 @@ def test_the_better_answer_is_first_and_a_tie_stays_with_margin_0() -> None:
     assert list(made[0].columns["mark"]) == [1, 0] and ctx.counts["ties"] == 1
 
 
-@pytest.mark.parametrize("rewards", [(1.0,), (1.0, 0.5, 0.0)])
-def test_other_numbers_of_answers_are_refused(rewards: tuple[float, ...]) -> None:
-    with pytest.raises(DataError, match=f"expected two answers, got {len(rewards)}"):
-        build("select", {"name": "ordered_pair", "reward": "reward.r"})([group("a", *rewards)], Context())
+def test_a_single_answer_makes_no_pair_and_a_third_is_refused() -> None:
+    select, ctx = build("select", {"name": "ordered_pair", "reward": "reward.r"}), Context()
+    assert select([group("a", 1.0)], ctx) == [] and ctx.counts["groups of one answer"] == 1
+    with pytest.raises(DataError, match="expected at most two answers, got 3"):
+        select([group("a", 1.0, 0.5, 0.0)], ctx)
