@@ -61,8 +61,7 @@ def by_similarity(seen: np.ndarray, digits: np.ndarray, codes: str) -> np.ndarra
     seen (N,64) of digits (N,), with d the number of different pixels.
     """
     apart = np.abs(seen - pixels(codes)).sum(1)
-    close = np.exp((apart.min() - apart) / WIDTH)  # the nearest has 1, so that the sum is not 0
-    shares = np.bincount(digits, close, CLASSES)
+    shares = np.bincount(digits, np.exp(-apart / WIDTH), CLASSES)
     return shares / shares.sum()
 
 

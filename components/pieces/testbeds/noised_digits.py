@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 from ratchet.components.errors import DataError
 from ratchet.components.piece import piece
@@ -17,7 +17,7 @@ PORTIONS = {"policy": 900, "first": 425, "second": 425}
 """Images that the policy learns from, and those of two classifiers: the reward and the check on it."""
 
 
-def portion(name: Literal["policy", "first", "second"]) -> list[Image]:
+def portion(name: str) -> list[Image]:
     """The images of one of `PORTIONS`, the same in every process; no image is in two of them."""
     every = images()
     random.Random("noised_digits").shuffle(every)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -20,13 +21,11 @@ def batch_of(reference: list[list[float]], turn: list[list[float]], margin: floa
     return Batch({}, turns > 0, columns, rows, rows, tuple(map(str, range(len(turn)))))
 
 
-def loss_of(logprobs: torch.Tensor, batch: Batch, name: str = "d3po", **options: float | bool) -> Terms:
+def loss_of(logprobs: torch.Tensor, batch: Batch, name: str = "d3po", **options: Any) -> Terms:
     return build("objective", {"name": name, **options})(Outputs({"logprobs": logprobs}), batch)
 
 
-def gradient(
-    ratios: list[list[float]], turn: list[list[float]], **options: float | bool
-) -> list[list[float]]:
+def gradient(ratios: list[list[float]], turn: list[list[float]], **options: Any) -> list[list[float]]:
     """Of the mean term, at these log-ratios to a reference of -1."""
     batch = batch_of([[-1.0] * len(turn[0])] * len(turn), turn)
     logprobs = (torch.tensor(ratios, dtype=torch.float64) - 1).requires_grad_()

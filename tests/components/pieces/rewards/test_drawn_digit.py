@@ -21,8 +21,6 @@ def scored(name: str, texts: list[str], answer: str | None = "3") -> list[float 
 
 def test_similarities_by_hand() -> None:
     """Images of 0, 1 and 3 other pixels, of the digits 4, 4 and 9: e^0 + e^-1 to e^-3."""
-    seen = np.array([rewards.pixels(codes + "A" * 15) for codes in "PON"])
-    assert seen.sum() == 4 + 3 + 3
     seen = np.array([rewards.pixels(codes + "A" * 15) for codes in ("P", "O", "B")])
     found = rewards.by_similarity(seen, np.array([4, 4, 9]), "P" + "A" * 15)
     total = 1 + math.exp(-1) + math.exp(-3)
@@ -30,9 +28,10 @@ def test_similarities_by_hand() -> None:
     assert found[9] == pytest.approx(math.exp(-3) / total) and found.sum() == pytest.approx(1)
 
 
-def test_similarities_far_from_all_images_are_shares_still() -> None:
-    seen = np.array([rewards.pixels("A" * 16)])
-    assert rewards.by_similarity(seen, np.array([2]), "P" * 16)[2] == 1.0
+def test_pixels_of_a_symbol_are_its_bits_from_the_lowest() -> None:
+    """B is 1, the upper left pixel; K is 10, the second and the fourth."""
+    assert rewards.pixels("BK" + "A" * 14)[:8].tolist() == [1, 0, 0, 0, 0, 1, 0, 1]
+    assert rewards.pixels("BK" + "A" * 14).sum() == 3
 
 
 def test_the_regression_is_that_of_scikit_learn() -> None:

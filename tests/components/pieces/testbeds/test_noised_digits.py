@@ -38,7 +38,7 @@ def test_no_image_of_a_classifier_is_the_policys(rows: list[Row]) -> None:
     assert len(set.union(*images.values())) == sum(PORTIONS.values())
     assert {row["completion"][-1]["content"] for row in of(rows, "chains")} == images["policy"]
     with pytest.raises(DataError, match="third"):
-        portion("third")  # pyright: ignore[reportArgumentType]
+        portion("third")
 
 
 def test_a_symbol_is_kept_to_step_t_with_probability_1_minus_t_over_steps() -> None:
