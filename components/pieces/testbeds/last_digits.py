@@ -1,0 +1,84 @@
+"""Testbed `last_digits`: sums in steps that keep the last digit, shown with mistakes in most steps that add
+more than one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ratchet.components.errors import DataError
+from ratchet.components.piece import piece
+from ratchet.components.recipes.ranges import Count, Natural, Share
+
+MOST_TERMS = 9
+"""Terms of the longest sum. Eight slips do not add up to ten."""
+
+
+def worked(digits: Sequence[int], slips: Sequence[bool]) -> str:
+    """The steps of an answer. A step whose slip is True and that adds more than 1 is one too high.
+
+    >>> worked([7, 1, 3, 2], [False, False, False])
+    '7+1=8,8+3=1,1+2=3'
+    >>> worked([7, 1, 3, 2], [True, True, False])
+    '7+1=8,8+3=2,2+2=4'
+    """
+    total, steps = digits[0], []
+    for digit, slip in zip(digits[1:], slips, strict=True):
+        result = (total + digit + (slip and digit > 1)) % 10
+        steps.append(f"{total}+{digit}={result}")
+        total = result
+    return ",".join(steps)
+
+
+@piece(paper="arXiv:2406.03816")
+def last_digits(
+    *,
+    size: Count = 2000,
+    least: Count = 4,
+    terms: Count = 8,
+    largest: Count = 3,
+    slip: Share = 0.6,
+    seed: Natural = 0,
+) -> Iterator[dict[str, Any]]:
+    """Rows {id, prompt, completion, answer} of sums of `least` to `terms` terms (2 to 9), "7+1+3+2" with the
+    answer "3", the last digit of the sum. The first term is 0 to 9, the others are 1 to `largest` (at most
+    9). The completion has a step for each addition, separated by commas, each with the last digit of the sum
+    so far. Where a step adds more than 1, the demonstrator is one too high with probability `slip`, and goes
+    on with what it wrote. No two rows have equal prompts. `DataError` for other numbers, and for more rows
+    than half of the prompts of `terms` terms.
+
+    Above a `slip` of 0.5 the likeliest result of such a step is wrong. Every mistake is a slip upwards, so
+    that they never cancel: a right answer has right steps only.
+
+    Shows: whether search, or learning from its answers, finds right steps that a policy takes seldom.
+    Does not show: steps in words, mistakes that cannot be seen in the step itself, or right answers with
+    wrong steps.
+    """
+    if not 2 <= least <= terms <= MOST_TERMS or largest > 9:
+        raise DataError(
+            f"last_digits: expected 2 <= least <= terms <= {MOST_TERMS} and a largest term of at most 9, got "
+            f"{least}, {terms} and {largest}"
+        )
+    if 2 * size > (known := 10 * largest ** (terms - 1)):
+        raise DataError(f"last_digits: expected a size of at most {known // 2}, got {size}")
+    rng, taken = random.Random(f"last_digits {seed}"), set[tuple[int, ...]]()
+    for number in range(size):
+        digits = _drawn(rng, least, terms, largest)
+        while digits in taken:
+            digits = _drawn(rng, least, terms, largest)
+        taken.add(digits)
+        slips = [rng.random() < slip for _ in digits[1:]]
+        yield {
+            "id": f"last-digits-{seed}-{number}",
+            "prompt": [{"role": "user", "content": "+".join(map(str, digits))}],
+            "completion": [{"role": "assistant", "content": worked(digits, slips)}],
+            "answer": str(sum(digits) % 10),
+            "meta": {"terms": len(digits)},
+        }
+
+
+def _drawn(rng: random.Random, least: int, terms: int, largest: int) -> tuple[int, ...]:
+    count = rng.randint(least, terms)
+    return (rng.randint(0, 9), *(rng.randint(1, largest) for _ in range(count - 1)))
