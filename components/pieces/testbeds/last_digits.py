@@ -14,20 +14,22 @@ from ratchet.components.recipes.ranges import Count, Natural, Share
 
 MOST_TERMS = 9
 """Terms of the longest sum. Eight slips do not add up to ten."""
+LABELS = "abcdefgh"
+"""Labels of the terms after the first, which a small model finds them by."""
 
 
 def worked(digits: Sequence[int], slips: Sequence[bool]) -> str:
     """The steps of an answer. A step whose slip is True and that adds more than 1 is one too high.
 
     >>> worked([7, 1, 3, 2], [False, False, False])
-    '7+1=8,8+3=1,1+2=3'
+    'a7+1=8,b8+3=1,c1+2=3'
     >>> worked([7, 1, 3, 2], [True, True, False])
-    '7+1=8,8+3=2,2+2=4'
+    'a7+1=8,b8+3=2,c2+2=4'
     """
     total, steps = digits[0], []
-    for digit, slip in zip(digits[1:], slips, strict=True):
+    for label, digit, slip in zip(LABELS, digits[1:], slips, strict=False):
         result = (total + digit + (slip and digit > 1)) % 10
-        steps.append(f"{total}+{digit}={result}")
+        steps.append(f"{label}{total}+{digit}={result}")
         total = result
     return ",".join(steps)
 
@@ -36,18 +38,20 @@ def worked(digits: Sequence[int], slips: Sequence[bool]) -> str:
 def last_digits(
     *,
     size: Count = 2000,
-    least: Count = 4,
     terms: Count = 8,
     largest: Count = 3,
     slip: Share = 0.6,
     seed: Natural = 0,
 ) -> Iterator[dict[str, Any]]:
-    """Rows {id, prompt, completion, answer} of sums of `least` to `terms` terms (2 to 9), "7+1+3+2" with the
-    answer "3", the last digit of the sum. The first term is 0 to 9, the others are 1 to `largest` (at most
-    9). The completion has a step for each addition, separated by commas, each with the last digit of the sum
-    so far. Where a step adds more than 1, the demonstrator is one too high with probability `slip`, and goes
-    on with what it wrote. No two rows have equal prompts. `DataError` for other numbers, and for more rows
-    than half of the prompts of `terms` terms.
+    """Rows {id, prompt, completion, answer, split, meta} of sums of 2 to `terms` terms (at most 9), "7a1b3c2"
+    with the answer "3", the last digit of the sum. The first term is 0 to 9, the others are 1 to `largest`
+    (at most 9) and follow their labels. The completion has a step for each addition, separated by commas,
+    "a7+1=8,b8+3=1,c1+2=3", each with the last digit of the sum so far. Where a step adds more than 1, the
+    demonstrator is one too high with probability `slip`, and goes on with what it wrote.
+
+    Of each eight rows six are of the split `sft`, one of `prompts` and one of `test`, whose sums all have
+    `terms` terms; there are fewer short sums, since no two rows have equal prompts. `DataError` for other
+    numbers, and for more rows than half of the sums of `terms` terms.
 
     Above a `slip` of 0.5 the likeliest result of such a step is wrong. Every mistake is a slip upwards, so
     that they never cancel: a right answer has right steps only.
@@ -56,29 +60,32 @@ def last_digits(
     Does not show: steps in words, mistakes that cannot be seen in the step itself, or right answers with
     wrong steps.
     """
-    if not 2 <= least <= terms <= MOST_TERMS or largest > 9:
+    if not 4 <= terms <= MOST_TERMS or largest > 9:
         raise DataError(
-            f"last_digits: expected 2 <= least <= terms <= {MOST_TERMS} and a largest term of at most 9, got "
-            f"{least}, {terms} and {largest}"
+            f"last_digits: expected 4 to {MOST_TERMS} terms and a largest term of at most 9, got {terms} and "
+            f"{largest}"
         )
     if 2 * size > (known := 10 * largest ** (terms - 1)):
         raise DataError(f"last_digits: expected a size of at most {known // 2}, got {size}")
     rng, taken = random.Random(f"last_digits {seed}"), set[tuple[int, ...]]()
     for number in range(size):
-        digits = _drawn(rng, least, terms, largest)
+        split = {6: "prompts", 7: "test"}.get(number % 8, "sft")
+        digits = _drawn(rng, terms, largest, split)
         while digits in taken:
-            digits = _drawn(rng, least, terms, largest)
+            digits = _drawn(rng, terms, largest, split)
         taken.add(digits)
         slips = [rng.random() < slip for _ in digits[1:]]
         yield {
             "id": f"last-digits-{seed}-{number}",
-            "prompt": [{"role": "user", "content": "+".join(map(str, digits))}],
+            "prompt": [{"role": "user", "content": "".join(map("{}{}".format, ("", *LABELS), digits))}],
             "completion": [{"role": "assistant", "content": worked(digits, slips)}],
             "answer": str(sum(digits) % 10),
+            "split": split,
             "meta": {"terms": len(digits)},
         }
 
 
-def _drawn(rng: random.Random, least: int, terms: int, largest: int) -> tuple[int, ...]:
-    count = rng.randint(least, terms)
+def _drawn(rng: random.Random, terms: int, largest: int, split: str) -> tuple[int, ...]:
+    """The terms of a sum."""
+    count = terms if split == "test" else rng.randint(2, terms)
     return (rng.randint(0, 9), *(rng.randint(1, largest) for _ in range(count - 1)))

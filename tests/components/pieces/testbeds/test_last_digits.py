@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -21,10 +22,16 @@ def steps_of(row: dict[str, Any]) -> list[tuple[int, int, int]]:
 def test_steps_add_the_terms_in_order_and_are_wrong_where_more_than_one_is_added() -> None:
     rows, hard, wrong = list(last_digits(size=1500, seed=2)), 0, 0
     assert len({row["prompt"][0]["content"] for row in rows}) == 1500
-    assert {row["meta"]["terms"] for row in rows} == set(range(4, 9))
+    assert {row["meta"]["terms"] for row in rows} == set(range(2, 9))
+    sizes = Counter(row["split"] for row in rows)
+    assert sizes == {"sft": 1126, "prompts": 187, "test": 187}
+    assert {row["meta"]["terms"] for row in rows if row["split"] == "test"} == {8}
     for row in rows:
-        digits = [int(digit) for digit in row["prompt"][0]["content"].split("+")]
+        digits = [int(digit) for digit in re.findall(r"\d", row["prompt"][0]["content"])]
         steps, total = steps_of(row), digits[0]
+        labels = "abcdefgh"[: len(digits) - 1]
+        assert re.sub(r"\d", "", row["prompt"][0]["content"]) == labels
+        assert re.sub(r"[^a-h]", "", row["completion"][0]["content"]) == labels
         assert [step[1] for step in steps] == digits[1:] and len(digits) == row["meta"]["terms"]
         for before, digit, after in steps:
             assert before == total and (after - before - digit) % 10 in ((0, 1) if digit > 1 else (0,))
@@ -40,9 +47,9 @@ def test_an_answer_is_right_only_if_all_of_its_steps_are() -> None:
         assert right == (str(steps[-1][2]) == row["answer"])
 
 
-@pytest.mark.parametrize("options", [{"terms": 10}, {"least": 1}, {"least": 5, "terms": 4}, {"largest": 10}])
+@pytest.mark.parametrize("options", [{"terms": 10}, {"terms": 3}, {"largest": 10}])
 def test_impossible_sums_are_refused(options: dict[str, int]) -> None:
-    with pytest.raises(DataError, match="last_digits: expected"):
+    with pytest.raises(DataError, match="last_digits: expected 4 to 9 terms"):
         next(last_digits(**options))
     with pytest.raises(DataError, match="size of at most 135"):
-        next(last_digits(size=136, least=2, terms=4))
+        next(last_digits(size=136, terms=4))
