@@ -54,7 +54,15 @@ def smaller(recipe: Recipe) -> list[str]:
     return changes
 
 
-WHOLE_SFT = {"loop", "loop_grpo", "loop_rejection", "rlhs", "rlhs_immediate"}
+WHOLE_SFT = {
+    "loop",
+    "loop_grpo",
+    "loop_rejection",
+    "rest_mcts",
+    "rest_mcts_best_of",
+    "rlhs",
+    "rlhs_immediate",
+}
 """Recipes whose policy must have learned to answer, or all answers get one reward and none is selected."""
 SLOW = {"ensemble_worst_case", "ensemble_uncertainty", "reward_robust", *WHOLE_SFT}
 """Recipes whose pieces others here run in less time, and those that need a whole SFT."""
