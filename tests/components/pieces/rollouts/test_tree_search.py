@@ -114,9 +114,9 @@ def test_the_search_stops_at_the_gate_and_answers_with_what_it_selected(values: 
 
 
 def test_without_a_solution_the_answer_is_the_best_that_ended(values: dict[str, float]) -> None:
-    values["b,g,"] = 0.95
+    values["a,e,f,"] = 0.95
     (group,), _ = searched(iterations=3)
-    assert group.trajectories[0].text == "b,c", "g has a higher value but no end"
+    assert group.trajectories[0].text == "b,c", "f has a higher value but no end"
     (group,), _ = searched(iterations=1, roll_steps=0)
     assert (group.trajectories[0].text, group.trajectories[0].stop) == ("b,", "length")
 
