@@ -34,7 +34,7 @@ class Maze:
     than 9 rows or columns, with other characters or not exactly one goal, and for a start that is no floor.
     """
 
-    def __init__(self, *, layout: str = "..X.G/..X../.....", moves: Count = 12, start: str = "a1") -> None:
+    def __init__(self, *, layout: str = "..XG/..X./....", moves: Count = 10, start: str = "a1") -> None:
         self.floor, self.goal = read(layout)
         self.moves, self.start, self.cell = moves, start, self.goal
         self.made, self.blocked, self.errors = 0, 0, 0

@@ -15,11 +15,11 @@ from ratchet.components.recipes.ranges import Count, Natural, Share
 @piece(paper="arXiv:2412.07762")
 def maze(
     *,
-    layout: str = "..X.G/..X../.....",
+    layout: str = "..XG/..X./....",
     gate: str = "c3",
-    held_out: str = "a1,b2,d2",
-    log: Count = 24,
-    moves: Count = 12,
+    held_out: str = "a2,b3",
+    log: Count = 30,
+    moves: Count = 10,
     noise: Share = 0.3,
     seed: Natural = 0,
 ) -> Iterator[dict[str, Any]]:
@@ -38,7 +38,7 @@ def maze(
 
     Shows: what learning online gains over imitation of such a log, and what the offline data, a buffer filled
     by the policy before it learns, or values from offline learning are worth in it. A reward comes at the
-    goal only, up to eight moves away.
+    goal only, up to seven moves away.
     Does not show: continuous actions, networks of other kinds, noise in the environment, mazes in which
     random moves never find the goal, or states that the policy must remember: the last observation says all.
     """

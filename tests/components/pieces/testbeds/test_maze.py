@@ -32,10 +32,10 @@ def test_every_cell_but_the_goal_is_a_start_of_one_split() -> None:
     found = rows(held_out="a1,d2", seed=4)
     test, train = ([r for r in found if r["split"] == split] for split in ("test", "train"))
     assert [row["meta"] for row in test] == [{"start": "a1"}, {"start": "d2"}]
-    assert len({row["id"] for row in found}) == len(found) == 12
+    assert len({row["id"] for row in found}) == len(found) == 9
     for row in found:
         assert row["prompt"] == [{"role": "user", "content": row["meta"]["start"]}]
-    assert {len(row["meta"]["log"]) for row in train} == {24} and found == rows(held_out="a1,d2", seed=4)
+    assert {len(row["meta"]["log"]) for row in train} == {30} and found == rows(held_out="a1,d2", seed=4)
     assert found != rows(held_out="a1,d2", seed=5)
 
 
@@ -48,7 +48,7 @@ def test_no_past_episode_crosses_the_gate() -> None:
         start = row["meta"]["start"]
         for actions in row["meta"].get("log", ()):
             cells, total = walk(start, actions)
-            west, east = ({cell[0] for cell in cells} & set(side) for side in ("ab", "de"))
+            west, east = ({cell[0] for cell in cells} & set(side) for side in ("ab", "d"))
             assert not (west and (east or total)), (start, actions)
             to_gate += bool(west) and "c3" in cells
             from_gate += start == "c3" and total > 0
@@ -79,7 +79,7 @@ def test_noise_is_the_share_of_random_moves() -> None:
     assert arrived(0.0) < arrived(0.5) < arrived(1.0)
 
 
-@pytest.mark.parametrize("options", [{"gate": "c1"}, {"held_out": "a1,z9"}, {"held_out": "e1"}])
+@pytest.mark.parametrize("options", [{"gate": "c1"}, {"held_out": "a1,z9"}, {"held_out": "d1"}])
 def test_a_cell_that_is_no_floor_is_refused(options: dict[str, str]) -> None:
     with pytest.raises(DataError, match="is no floor"):
         rows(**options)
