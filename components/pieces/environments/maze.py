@@ -20,8 +20,8 @@ Cell = tuple[int, int]
 @piece(paper="arXiv:2412.07762")
 class Maze:
     """A grid of rows that `layout` has from the top, with "/" between them: "." is floor, "X" a wall, "G" the
-    goal. By default it is two rooms, a corridor below both, and the goal in the far corner of the second
-    one. A cell is called by its column, a letter from "a", and its row, a digit from 1. Episodes start in the
+    goal. By default it is two rooms, a corridor below both, and the goal in the second one, beside the
+    wall. A cell is called by its column, a letter from "a", and its row, a digit from 1. Episodes start in the
     cell `meta["start"]` of the prompt, else in `start`; it should be the prompt's text too. The observation
     after a move is the name of the cell that one is in now.
 
@@ -34,7 +34,7 @@ class Maze:
     than 9 rows or columns, with other characters or not exactly one goal, and for a start that is no floor.
     """
 
-    def __init__(self, *, layout: str = "..XG/..X./....", moves: Count = 10, start: str = "a1") -> None:
+    def __init__(self, *, layout: str = "..XG./..X../.....", moves: Count = 10, start: str = "a1") -> None:
         self.floor, self.goal = read(layout)
         self.moves, self.start, self.cell = moves, start, self.goal
         self.made, self.blocked, self.errors = 0, 0, 0

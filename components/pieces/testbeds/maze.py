@@ -15,9 +15,9 @@ from ratchet.components.recipes.ranges import Count, Natural, Share
 @piece(paper="arXiv:2412.07762")
 def maze(
     *,
-    layout: str = "..XG/..X./....",
+    layout: str = "..XG./..X../.....",
     gate: str = "c3",
-    held_out: str = "a2,b3",
+    held_out: str = "a2,b3,e3",
     log: Count = 30,
     moves: Count = 10,
     noise: Share = 0.3,

@@ -32,7 +32,7 @@ def test_every_cell_but_the_goal_is_a_start_of_one_split() -> None:
     found = rows(held_out="a1,d2", seed=4)
     test, train = ([r for r in found if r["split"] == split] for split in ("test", "train"))
     assert [row["meta"] for row in test] == [{"start": "a1"}, {"start": "d2"}]
-    assert len({row["id"] for row in found}) == len(found) == 9
+    assert len({row["id"] for row in found}) == len(found) == 12
     for row in found:
         assert row["prompt"] == [{"role": "user", "content": row["meta"]["start"]}]
     assert {len(row["meta"]["log"]) for row in train} == {30} and found == rows(held_out="a1,d2", seed=4)
@@ -48,7 +48,7 @@ def test_no_past_episode_crosses_the_gate() -> None:
         start = row["meta"]["start"]
         for actions in row["meta"].get("log", ()):
             cells, total = walk(start, actions)
-            west, east = ({cell[0] for cell in cells} & set(side) for side in ("ab", "d"))
+            west, east = ({cell[0] for cell in cells} & set(side) for side in ("ab", "de"))
             assert not (west and (east or total)), (start, actions)
             to_gate += bool(west) and "c3" in cells
             from_gate += start == "c3" and total > 0
