@@ -20,10 +20,10 @@ Cell = tuple[int, int]
 @piece(paper="arXiv:2412.07762")
 class Maze:
     """A grid of rows that `layout` has from the top, with "/" between them: "." is floor, "X" a wall, "G" the
-    goal. By default it is two rooms, a corridor below both, and the goal in the second one, beside the
-    wall. A cell is called by its column, a letter from "a", and its row, a digit from 1. Episodes start in the
-    cell `meta["start"]` of the prompt, else in `start`; it should be the prompt's text too. The observation
-    after a move is the name of the cell that one is in now.
+    goal. By default it is two rooms, a corridor below both, and the goal in the second room, beside the wall.
+    A cell is called by its column, a letter from "a", and its row, a digit from 1. Episodes start in the cell
+    `meta["start"]` of the prompt, else in `start`; it should be the prompt's text too. The observation after
+    a move is the name of the cell that one is in now.
 
     The actions are "n", "e", "s" and "w". A move into a wall or out of the grid, and an action that is none
     of the four, leave one where one is. Entering the goal has the reward 1 and ends the episode; without that

@@ -32,9 +32,9 @@ def maze(
 
     The controller of the past episodes walks to one random way-point after another, on a shortest path; a
     share `noise` of its moves is random. It never crosses the cell `gate`: an episode that starts on one side
-    stays there, the gate included, and one from the gate may go to either side. So the log has the way to the
-    gate, and the way from the gate to the goal, but no episode with both. It ends at the goal, or after
-    `moves` actions. `DataError` for cells that are no floor.
+    stays there and ends when it comes to the gate, and one from the gate goes to either side. So the log has
+    the way to the gate, and the way from the gate to the goal, but no episode with both. It ends at the goal
+    too, and after `moves` actions. `DataError` for cells that are no floor.
 
     Shows: what learning online gains over imitation of such a log, and what the offline data, a buffer filled
     by the policy before it learns, or values from offline learning are worth in it. A reward comes at the
@@ -56,7 +56,7 @@ def maze(
         past = []
         for _ in range(log):
             side = rng.choice(sides(floor, cells[gate], cell))
-            past.append("".join(_episode(side, cell, goal, moves, noise, rng)))
+            past.append("".join(_episode(side, cell, {goal, cells[gate]}, moves, noise, rng)))
         yield {"id": f"train-{start}", "split": "train", "meta": {"start": start, "log": past}, **row}
 
 
@@ -70,9 +70,11 @@ def sides(floor: frozenset[Cell], gate: Cell, start: Cell) -> list[frozenset[Cel
 
 
 def _episode(
-    side: frozenset[Cell], cell: Cell, goal: Cell, moves: int, noise: float, rng: random.Random
+    side: frozenset[Cell], cell: Cell, ends: set[Cell], moves: int, noise: float, rng: random.Random
 ) -> Iterator[str]:
-    """Actions until the goal, at most `moves`. Moves out of `side` are blocked here, and not made."""
+    """Actions until one of the cells `ends`, at most `moves`. Moves out of `side` are blocked, and not
+    made.
+    """
     point = cell
     for _ in range(moves):
         while point == cell:
@@ -83,5 +85,5 @@ def _episode(
         move = rng.choice(sorted(ways) if rng.random() < noise else best)
         cell = ways[move]
         yield move
-        if cell == goal:
+        if cell in ends:
             return
