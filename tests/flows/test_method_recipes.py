@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +46,9 @@ def smaller(recipe: Recipe) -> list[str]:
             changes += [f"{at}.rounds=2", f"{at}.prompts_per_round=4", f"{at}.fit.epochs=1"]
             changes += [f"{at}.start=2"] * (section.start > 2)
             changes += [f"{at}.rollout.max_tokens={min(8, section.rollout['max_tokens'])}"]
+            changes += [f"{at}.select={replaying_less(section.select)}"]
+            for role, settings in section.roles.items():
+                changes += [f"{at}.roles.{role}.select={replaying_less(settings.select)}"]
         elif isinstance(section, Reward):
             changes += [f"{at}.limit=8", f"{at}.limit_validation=4", f"{at}.fit.epochs=1"]
             changes += [f"{at}.certificate.min_accuracy=null"]
@@ -52,6 +57,11 @@ def smaller(recipe: Recipe) -> list[str]:
     arms = (recipe.evaluate.arms if recipe.evaluate else None) or {}
     changes += [f"evaluate.arms.{name}.best_of.n=2" for name, arm in arms.items() if arm.best_of]
     return changes
+
+
+def replaying_less(specs: Sequence[Mapping[str, Any]]) -> str:
+    """Selectors of which each draws at most 16 groups from its memory."""
+    return json.dumps([{**spec, "count": min(16, spec["count"])} if "count" in spec else spec for spec in specs])
 
 
 WHOLE_SFT = {
