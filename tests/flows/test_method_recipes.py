@@ -39,7 +39,8 @@ def smaller(recipe: Recipe) -> list[str]:
     if recipe.preferences:
         of = recipe.preferences
         changes += [f"data.{of.data}.limit={12 if of.data == 'preferences' else 40}"]
-        changes += [f"preferences.rollout.responses_per_prompt={min(4, of.rollout.get('responses_per_prompt', 4))}"]
+        responses = min(4, of.rollout.get("responses_per_prompt", 4))
+        changes += [f"preferences.rollout.responses_per_prompt={responses}"]
     for phase in sections(recipe):
         at, section = phase.where, phase.section
         if isinstance(section, Online):
@@ -61,7 +62,8 @@ def smaller(recipe: Recipe) -> list[str]:
 
 def replaying_less(specs: Sequence[Mapping[str, Any]]) -> str:
     """Selectors of which each draws at most 16 groups from its memory."""
-    return json.dumps([{**spec, "count": min(16, spec["count"])} if "count" in spec else spec for spec in specs])
+    drawn = [{"count": min(16, spec["count"])} if "count" in spec else {} for spec in specs]
+    return json.dumps([{**spec, **less} for spec, less in zip(specs, drawn, strict=True)])
 
 
 WHOLE_SFT = {
