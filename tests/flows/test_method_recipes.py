@@ -72,6 +72,7 @@ WHOLE_SFT = {
     "loop_rejection",
     "rest_mcts",
     "rest_mcts_best_of",
+    "rest_mcts_rejection",
     "rlhs",
     "rlhs_immediate",
 }
