@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from ratchet.components.inference.search_tree import Node, back_up, bound
 from ratchet.components.piece import build
 from ratchet.components.pieces.rollouts import tree_search as module
-from ratchet.components.pieces.rollouts.tree_search import Node, back_up, bound
 from ratchet.components.types import Context, Group, Prompt, Sample
 
 END = 0
