@@ -13,6 +13,8 @@ from ratchet.components.storage.store import file_digest
 from ratchet.tasks.pipeline import Pipeline
 
 CHANGES = [
+    "models.policy={source: 'generate:tiny?seed=0', format: tiny}",  # that of `tiny_home`
+    "data.source='generate:doors?size=400&seed=1&right=bc'",
     "sft.limit=8",
     "sft.fit.epochs=1",
     "sft.fit.min_ended=0.0",
