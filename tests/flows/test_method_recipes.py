@@ -11,7 +11,7 @@ import pytest
 from ratchet.components.evaluation import plots
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.recipe import names
-from ratchet.components.recipes.schema import Learn, Online, Recipe, Reward
+from ratchet.components.recipes.schema import Groups, Learn, Online, Recipe, Reward
 from ratchet.components.recipes.yaml_files import folder, shipped
 from ratchet.tasks.data import validation
 from ratchet.tasks.pipeline import Pipeline
@@ -53,6 +53,8 @@ def smaller(recipe: Recipe) -> list[str]:
         elif isinstance(section, Reward):
             changes += [f"{at}.limit=8", f"{at}.limit_validation=4", f"{at}.fit.epochs=1"]
             changes += [f"{at}.certificate.min_accuracy=null"]
+        elif isinstance(section, Groups):
+            changes += [f"data.{section.data}.limit=40"]
         elif isinstance(section, Learn) and at != "sft":
             changes += [f"{at}.limit=8", f"{at}.fit.epochs=1"]
     arms = (recipe.evaluate.arms if recipe.evaluate else None) or {}
