@@ -94,7 +94,7 @@ Column = Sequence[Any]
 class Group:
     """A prompt, its trajectories, and named columns: the interchange format between stages.
 
-    SFT: groups of 1. Preference pairs: groups of 2, chosen first. GRPO: groups of G. Rankings: groups of K.
+    SFT: groups of 1. Preference pairs: groups of 2, chosen first. Rankings and sampled answers: of K.
     """
 
     prompt: Prompt

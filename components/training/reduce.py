@@ -7,12 +7,12 @@ unsplit step.
 A term is (B,T), (B,) or (U,) according to its objective's `unit`: step, row, pair or group. Ignored: steps
 outside the loss mask, rows with an empty mask, pairs with such a row, groups with only such rows.
 
-    token_mean        sum over steps / masked-in steps of the whole step (DAPO, arXiv 2503.14476)
+    token_mean        sum over steps / masked-in steps of the whole step (arXiv 2503.14476)
     row_mean          mean over rows of each row's mean (arXiv 2402.03300)
     row_sum           mean over rows of each row's sum (arXiv 2402.14740)
     unit_mean         mean over pairs, groups or rows
-    fixed_length:L    sum over steps / (rows x L); L is a constant of the recipe, e.g. max_tokens (Dr. GRPO,
-                      arXiv 2503.20783)
+    fixed_length:L    sum over steps / (rows x L); L is a constant of the recipe, e.g. max_tokens
+                      (arXiv 2503.20783)
 """
 
 from __future__ import annotations

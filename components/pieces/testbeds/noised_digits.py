@@ -60,7 +60,7 @@ def chain(image: str, steps: int, rng: random.Random) -> list[str]:
 
 
 def state(digit: str, left: int) -> str:
-    """What a policy is told besides the noisy image: the wanted digit and the number of steps left."""
+    """The text that goes with a noisy image: the wanted digit and the number of steps left."""
     return f"{digit} t{left}"
 
 

@@ -2,21 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from ratchet.tasks.machine import doctor
-
-
-@pytest.fixture(autouse=True)
-def no_servers(monkeypatch):
-    for name in (
-        "MLFLOW_TRACKING_URI",
-        "MLFLOW_TRACKING_USERNAME",
-        "MLFLOW_TRACKING_PASSWORD",
-        "PREFECT_API_URL",
-        "PREFECT_API_AUTH_STRING",
-    ):
-        monkeypatch.delenv(name, raising=False)
 
 
 def test_crashing_check_does_not_hide_others(tmp_path, monkeypatch):

@@ -13,18 +13,6 @@ from ratchet.tasks.data.versioning import dvc
 from ratchet.tasks.machine import server_checks
 
 
-@pytest.fixture(autouse=True)
-def no_servers(monkeypatch):
-    for name in (
-        "MLFLOW_TRACKING_URI",
-        "MLFLOW_TRACKING_USERNAME",
-        "MLFLOW_TRACKING_PASSWORD",
-        "PREFECT_API_URL",
-        "PREFECT_API_AUTH_STRING",
-    ):
-        monkeypatch.delenv(name, raising=False)
-
-
 def test_reachable_and_unreachable_servers_are_reported(tmp_path, monkeypatch):
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_GET(self):

@@ -20,22 +20,22 @@ def begun(digit: str = "7", **options: Any) -> Any:
     return world
 
 
-def told(text: str, *, valid: bool = True) -> Step:
+def observation(text: str, *, valid: bool = True) -> Step:
     return Step(Observation((Message(role="user", content=text),), valid))
 
 
 def test_an_episode_is_one_turn_a_step_and_ends_with_the_image() -> None:
     world = begun(steps=3)
-    assert world.step(IMAGE) == told("7 t2")
+    assert world.step(IMAGE) == observation("7 t2")
     assert world.score() == {"drawn": 0.0, "errors": 0.0}, "an image before the last step is none yet"
-    assert world.step(f" {IMAGE}\n") == told("7 t1")
+    assert world.step(f" {IMAGE}\n") == observation("7 t1")
     assert world.step(IMAGE) == Step(Observation(), done=True)
     assert world.score() == {"drawn": 1.0, "errors": 0.0}
 
 
 def test_an_action_that_is_no_image_is_invalid_and_the_process_goes_on() -> None:
     world = begun(steps=2)
-    assert world.step(IMAGE + "A") == told("7 t1", valid=False)
+    assert world.step(IMAGE + "A") == observation("7 t1", valid=False)
     assert world.step(IMAGE).done and world.score() == {"drawn": 1.0, "errors": 1.0}
     lost = begun(steps=1)
     assert lost.step("Q" * 16) == Step(Observation(valid=False), done=True)

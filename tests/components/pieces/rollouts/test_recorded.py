@@ -82,9 +82,9 @@ def test_stops_and_rewards_by_hand() -> None:
 
 
 def test_an_action_is_a_text_where_the_log_says_so() -> None:
-    (told,) = recorded(prompt(log=[["s", "e", "up"]])).trajectories
-    assert [m["content"] for m in told.messages] == ["s", "a2", "e", "b2", "up"]
-    assert [s.valid for s in told.spans if s.kind == "act"] == [True, True, False]
+    (episode,) = recorded(prompt(log=[["s", "e", "up"]])).trajectories
+    assert [m["content"] for m in episode.messages] == ["s", "a2", "e", "b2", "up"]
+    assert [s.valid for s in episode.spans if s.kind == "act"] == [True, True, False]
 
 
 def test_rounds_go_on_in_the_log_and_begin_again() -> None:
