@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 
 Stop = Literal["end", "length", "environment", "turns", "error"]
-"""Why a trajectory ended: end-of-turn token or stop string, token limit, its environment, turn limit, or
-failure.
-"""
+"""Why a trajectory ended: end-of-turn token or stop string, token limit, environment, turn limit, failure."""
 
 OK = "ok"
 """Status of a valid reward; others are `failed: reason` or `skipped: reason`."""
@@ -33,13 +31,18 @@ class Message(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The messages before the policy's first action, with reference answer, source and metadata."""
+    """The messages before the policy's first action, with reference answer, source and metadata.
+
+    `inputs`: what the model is given beside the messages, as JSON can hold it. `images`: digest -> data URL,
+    see `ratchet.components.text.images`.
+    """
 
     id: str
     messages: tuple[Message, ...]
     answer: str | None = None
     source: str = ""
     meta: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +67,7 @@ class Trajectory:
     """One episode of one actor: a sampled answer, or a human answer read from disk.
 
     `messages`: everything after the prompt (usually one assistant message). `inputs["tokens"]` (T): token ids
-    of prompt and continuation. `mask` (T): the loss mask, True on the actor's own tokens. Both are empty
-    until encoded. `logprobs` (T): the sampler's log-probs, None if not sampled. `parent`: (sibling, step)
+    of prompt and continuation. `mask` (T): the loss mask, True on the actor's own tokens. `logprobs` (T): the sampler's log-probs, None if not sampled. `parent`: (sibling, step)
     from which this trajectory branched.
     """
 
@@ -133,7 +135,7 @@ Columns = Mapping[str, Sequence[Column]]
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Micro-batch of packed rows. `inputs["tokens"]` is ragged, without padding: one LongTensor (T_b,) per
-    row.
+    row. `inputs["images"]`, if any row has images: their data URLs, in order, one tuple per row.
 
     mask (B,T) with T the longest row; columns (B,T,...) or (B,); `group` (B,): group number of each row;
     `unit` (B,): unit number of each row, from 0; `ids`: prompt ids, for error messages.
@@ -208,13 +210,12 @@ class Terms:
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
 
     def weighted(self, name: str, column: Tensor) -> Terms:
-        """Multiply the terms by a weight column, (B,T) or (B,), which is added as a metric of that name."""
+        """Multiply the terms by a weight column, (B,T) or (B,), which becomes a metric of that name."""
         spread = column[:, None] if self.loss.dim() > column.dim() else column
         if spread.dim() != self.loss.dim():
             raise ValueError(
                 f"weight column {name!r} of shape {tuple(column.shape)} does not fit terms of shape "
-                f"{tuple(self.loss.shape)}: "
-                "a per-step column needs an objective with one term per step"
+                f"{tuple(self.loss.shape)}: a per-step column needs an objective with one term per step"
             )
         return Terms(self.loss * spread, {**self.metrics, name: column})
 
@@ -237,6 +238,7 @@ class Request:
 
     An answer ends with an end-of-turn token, one of `stop_tokens`, or the token that completes one of
     `stop_strings` in its text. `top_logprobs`: number of likeliest next tokens to return at every step.
+    `images`: data URLs of the images that `tokens` have places for, in order.
     """
 
     tokens: Sequence[int]
@@ -249,6 +251,7 @@ class Request:
     stop_tokens: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
     top_logprobs: int = 0
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +268,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What an environment shows, as messages. `valid`: False if it did not understand the action before."""
+    """What an environment shows. `valid`: False if it did not understand the action before."""
 
     messages: tuple[Message, ...] = ()
     valid: bool = True
@@ -273,9 +276,8 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An environment's response to an action. `reward` None: it gives none for this action. `done`: the
-    episode ended; `truncated`: it was cut, and says nothing about what would have followed. `numbers` go into
-    the span of the action.
+    """An environment's response to an action. `done`: the episode ended; `truncated`: it was cut, and says
+    nothing about what would have followed. `numbers` go into the span of the action.
     """
 
     observation: Observation = field(default_factory=Observation)
@@ -287,13 +289,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Resources of a piece besides its arguments. Pieces must not keep state here. `counts` is write-only: a
-    piece adds what it drops, by reason, for the stage's summary.
-    """
+    """Resources of a piece besides its arguments. `counts`: what a piece drops, by reason, for the summary."""
 
-    models: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # engines by name; the encoder of sentences is a function of texts
+    # engines by name; the encoder of sentences is a function of texts
+    models: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     round: int = 0
     counts: Counter[str] = field(default_factory=Counter)

@@ -12,7 +12,7 @@ from ratchet.components.data.building import _first, _meta, _over, prompt_digest
 from ratchet.components.data.pair_builders import preference_pairs
 from ratchet.components.data.records import Conversation, CountTokens, FilterResult, Rejected, prefix_within
 from ratchet.components.recipes.sections import Contexts, Conversations, Labelled
-from ratchet.components.types import Group, Prompt, Trajectory
+from ratchet.components.types import Group, Trajectory
 
 
 def conversation_groups(
@@ -68,9 +68,7 @@ def conversation_groups(
             )
             continue
         cut += len(messages) < len(record.messages)
-        prompt = Prompt(
-            record.id, (*record.head, *messages[:start]), record.answer, record.source, _meta(record)
-        )
+        prompt = record.prompt(record.id, (*record.head, *messages[:start]), _meta(record), record.answer)
         kept.append(Group(prompt, (Trajectory(messages[start:]),)))
     return FilterResult(
         _first(kept, options.limit, seed),
@@ -128,7 +126,7 @@ def prompt_groups(
             reply = () if record.label is False else reply
             answer = record.answer if record.answer is not None else (reply[-1]["content"] if reply else None)
             name = record.id if record.opening else f"{record.id}:{k}"
-            prompt = Prompt(name, context, answer, record.source, _meta(record))
+            prompt = record.prompt(name, context, _meta(record), answer)
             kept.append(Group(prompt, (Trajectory(reply),) if reply else ()))
     return FilterResult(
         _first(kept, options.limit, seed),
@@ -159,8 +157,8 @@ def labelled_answers(
             )
             continue
         start = record.opening or len(record.messages) - 1
-        prompt = Prompt(
-            record.id, (*record.head, *record.messages[:start]), record.answer, record.source, _meta(record)
+        prompt = record.prompt(
+            record.id, (*record.head, *record.messages[:start]), _meta(record), record.answer
         )
         kept.append(Group(prompt, (Trajectory(record.messages[start:]),), {"label": [float(record.label)]}))
     return FilterResult(

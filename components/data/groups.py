@@ -6,7 +6,7 @@
     prompt      list<struct<role, content>>      completion   the same: messages after the prompt
     answer, source, actor, weights, stop         strings
     meta        string        JSON of the rest: prompt and trajectory meta, spans, parent, inputs other than
-                tokens
+                tokens; in a group's first row also the inputs of its prompt
     tokens      list<int32>   mask   list<bool>   logprobs   list<float32>     null if absent
     <name>      one Parquet column per group column: a scalar (float64, int64, bool, string) or a list
 
@@ -96,6 +96,8 @@ def _append(rows: dict[str, list[Any]], number: int, group: Group, names: Sequen
     prompt = [_message(m) for m in group.prompt.messages]
     for index, path in enumerate(group.trajectories or (None,)):
         rest: dict[str, Any] = {"prompt": dict(group.prompt.meta)} if group.prompt.meta else {}
+        if not index and group.prompt.inputs:
+            rest["prompt_inputs"] = dict(group.prompt.inputs)
         if absent:
             rest["absent"] = absent
         if path is not None:
@@ -174,13 +176,11 @@ def _column(values: list[Any], what: str) -> pa.Array:
         raise DataError(f"{what} mixes types or has values that Parquet cannot store: {error}") from error
     if "struct" in str(array.type):
         raise DataError(
-            f"{what} contains dictionaries; columns may contain numbers, strings or lists, put the rest "
-            "into meta"
+            f"{what} contains dictionaries; columns may contain numbers, strings or lists, meta the rest"
         )
     if pa.types.is_list(array.type) and array.type.value_type == pa.float64():
-        small = array.cast(
-            pa.list_(pa.float32())
-        )  # per-step values usually come from float32 tensors: half the bytes
+        # per-step values usually come from float32 tensors: half the bytes
+        small = array.cast(pa.list_(pa.float32()))
         if small.cast(array.type).equals(array):  # only if lossless
             return small
     return array
@@ -244,6 +244,7 @@ def _group(rows: list[dict[str, Any]]) -> Group:
         first["answer"],
         first["source"],
         first["meta"].get("prompt", {}),
+        first["meta"].get("prompt_inputs", {}),
     )
     absent = set(first["meta"].get("absent", ()))
     full = [row for row in rows if row["index"] >= 0]

@@ -156,12 +156,8 @@ def _pair(topic: str, position: int, better: Conversation, worse: Conversation) 
 
 
 def _given(record: Conversation) -> Group:
-    prompt = Prompt(
-        record.id,
-        (*record.head, *record.messages[: record.opening]),
-        record.answer,
-        record.source,
-        _meta(record),
+    prompt = record.prompt(
+        record.id, (*record.head, *record.messages[: record.opening]), _meta(record), record.answer
     )
     columns = {name: [float(record.meta[name])] * 2 for name in PAIR_COLUMNS if name in record.meta}
     return Group(

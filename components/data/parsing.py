@@ -19,6 +19,7 @@ from typing import Any
 from ratchet.components.data.choose_parser import _chooser
 from ratchet.components.data.files import read_rows
 from ratchet.components.data.groups import read_groups
+from ratchet.components.data.images import without_images
 from ratchet.components.data.messages import score_of
 from ratchet.components.data.published import published
 from ratchet.components.data.records import Conversation, FilterResult, Rejected
@@ -69,11 +70,11 @@ def parse(
                     raise ValueError(
                         f"the row is a {type(row).__name__}, expected an object with named columns"
                     )
-                row = _renamed(row, columns or {})
+                row, images = without_images(_renamed(row, columns or {}))
                 name, layout = choose(row)
                 named = key if row.get("id") is None else str(row["id"])
                 own = str(row.get(SPLIT_COLUMN) or "") if SPLIT_COLUMN in (columns or {}) else split
-                kept.extend(_finished(layout(row), row, named, own))
+                kept.extend(_finished(layout(row), row, named, own, images))
                 layouts.update([f"read as `{name}`"] if name else [])
             except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
                 dropped.append(Rejected(key, f"{_reason(error)}: {where}", _printable(row)))
@@ -127,9 +128,15 @@ def _renamed(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str,
 
 
 def _finished(
-    records: Sequence[Conversation], row: Mapping[str, Any], key: str, split: str
+    records: Sequence[Conversation],
+    row: Mapping[str, Any],
+    key: str,
+    split: str,
+    images: Mapping[str, str],
 ) -> list[Conversation]:
-    """Add id and optional fields of any layout to the records: topic, ratings, answer, source, meta."""
+    """Add id and optional fields of any layout to the records: topic, ratings, answer, source, meta,
+    images.
+    """
     meta = {
         **{name: row[name] for name in TESTS if row.get(name) is not None},
         **_object("meta", row.get("meta")),
@@ -159,6 +166,7 @@ def _finished(
             source=record.source or str(row.get("source") or ""),
             meta={**meta, **record.meta},
             published=split,
+            inputs={"images": images} if images else {},
         )
         for i, record in enumerate(records)
     ]
@@ -196,6 +204,7 @@ def _from_groups(file: Path, split: str) -> list[Conversation]:
                 meta=prompt.meta,
                 label=bool(group.columns["label"][0]) if "label" in group.columns else None,
                 published=split,
+                inputs=prompt.inputs,
             )
         )
     return found

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ratchet.components.types import Message
+from ratchet.components.types import Message, Prompt
 
 CountTokens = Callable[[Sequence[Message]], int]
 """Function from messages to their rendered length in tokens of the policy."""
@@ -24,7 +24,7 @@ class Conversation:
     `opening`: number of messages that are a fixed prompt (0: the builder chooses). `rejected`: the worse
     continuation of a preference row. `answer`: reference answer of a verifiable prompt. `rating`: mean human
     rating. `label`: whether the answer is desirable. `published`: published split ("" if the data set
-    has none).
+    has none). `inputs`: those of `Prompt`.
     `topic_as_system`: use the topic as system message too; otherwise it only determines the split.
     """
 
@@ -41,6 +41,7 @@ class Conversation:
     topic_as_system: bool = True
     label: bool | None = None
     published: str = ""
+    inputs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def head(self) -> tuple[Message, ...]:
@@ -52,6 +53,12 @@ class Conversation:
         ):
             return ({"role": "system", "content": self.topic},)
         return ()
+
+    def prompt(
+        self, name: str, messages: tuple[Message, ...], meta: Mapping[str, Any], answer: str | None = None
+    ) -> Prompt:
+        """A prompt from this record with its source and inputs."""
+        return Prompt(name, messages, answer, self.source, meta, self.inputs)
 
     @property
     def text(self) -> str:

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from ratchet.components.errors import ContractError
 from ratchet.components.inference.answers import trajectory
-from ratchet.components.types import Group, Prompt, Request, Sample
+from ratchet.components.text.images import showing
+from ratchet.components.types import Group, Request, Sample
 
 FEW = 4
 """Number of answers compared after each weight update."""
@@ -75,6 +76,6 @@ def fresh(groups: Sequence[Group]) -> list[Group]:
 def as_groups(requests: Sequence[Request], answers: Sequence[Sequence[Sample]]) -> list[Group]:
     """The first answer to each request as a group of one, as tokens only."""
     return [
-        Group(Prompt(str(i), ()), (trajectory(request, samples[0], "", "", {}),))
+        Group(showing(str(i), request.images), (trajectory(request, samples[0], "", "", {}),))
         for i, (request, samples) in enumerate(zip(requests, answers, strict=True))
     ]

@@ -17,6 +17,7 @@ from torch import Tensor
 from ratchet.components.errors import ContractError
 from ratchet.components.inference.sampling import sample, unrounded
 from ratchet.components.models.cached_attention import Cache, DecodePlan, PrefillPlan
+from ratchet.components.models.images import image_rows
 from ratchet.components.models.layers import backbone, hidden_states, output_layer
 from ratchet.components.models.products import mixed_precision, packed, product
 from ratchet.components.models.value import PolicyWithValue
@@ -58,17 +59,22 @@ class LanguageModel:
     its operands and the logits to bfloat16.
     """
 
-    def __init__(self, model: Any, *, half: bool, slots: int, prompt: int, rows: int, answer: int) -> None:
+    def __init__(self, model: Any, requests: Sequence[Request], *, half: bool, slots: int, rows: int) -> None:
         self.language = model.policy if isinstance(model, PolicyWithValue) else model
+        self.prompts = [torch.tensor(list(request.tokens), dtype=torch.long) for request in requests]
+        self.images = image_rows(self.language, self.prompts, [request.images for request in requests])
+        self.prompts = self.images.rows if self.images else self.prompts
         self.head = output_layer(self.language)
         half = half and self.head.linear and self.head.weight.device.type == "cpu"
         self.half = self.head.weight.bfloat16() if half else None
+        prompt, answer = max(map(len, self.prompts)), max(request.max_tokens for request in requests)
         self.cache = Cache(self.language, slots=slots, prompt=prompt, rows=rows, answer=answer)
 
-    def prefill(self, prompts: Sequence[Tensor], slots: Sequence[int]) -> Tensor:
-        """Last hidden states (P, H) of each prompt."""
-        plan = PrefillPlan(prompts, self.cache, slots)
-        hidden = hidden_states(self.language, plan.tokens, plan.positions, plan)
+    def prefill(self, chosen: Sequence[tuple[int, int]]) -> Tensor:
+        """Last hidden states (P, H) of the prompts of requests; `chosen`: (request, slot of the cache)."""
+        plan = PrefillPlan([self.prompts[i] for i, _ in chosen], self.cache, [slot for _, slot in chosen])
+        embeddings = self.images.embed(plan.tokens) if self.images else None
+        hidden = hidden_states(self.language, plan.tokens, plan.positions, plan, embeddings=embeddings)
         return hidden[torch.stack([index[-1] for index in plan.index]).to(hidden.device)]
 
     def decode(self, tokens: Tensor, positions: Tensor, **where: Any) -> Tensor:
@@ -122,11 +128,10 @@ class Decoding:
         self.models = [
             LanguageModel(
                 model,
+                requests,
                 half=half,
                 slots=slots,
-                prompt=max(len(r.tokens) for r in requests),
                 rows=min(self.capacity, sum(r.count for r in requests)),
-                answer=max(r.max_tokens for r in requests),
             )
             for model in models
         ]
@@ -163,16 +168,14 @@ class Decoding:
     def _admit(self) -> None:
         """Prefill as many waiting prompts as fit and sample the first token of their answers."""
         chosen: list[tuple[int, int]] = []
-        prompts: list[Tensor] = []
         rows = len(self.live)
         while self.waiting and self.free and rows + self.requests[self.waiting[0]].count <= self.capacity:
             index = self.waiting.popleft()
             chosen.append((index, self.free.pop()))
-            prompts.append(torch.tensor(list(self.requests[index].tokens), dtype=torch.long))
             rows += self.requests[index].count
         if not chosen:
             return
-        states = [model.prefill(prompts, [slot for _, slot in chosen]) for model in self.models]
+        states = [model.prefill(chosen) for model in self.models]
         logits = self._logits(states)
         counts = torch.tensor([self.requests[i].count for i, _ in chosen], device=logits.device)
         new = [

@@ -13,6 +13,7 @@ from ratchet.components.errors import ContractError
 from ratchet.components.inference.decoding import Decoding, check_requests
 from ratchet.components.inference.torch import SCORE_TOKENS, TorchEngine
 from ratchet.components.models.attention import PackedPlan
+from ratchet.components.models.images import image_rows
 from ratchet.components.models.layers import hidden_states, output_layer
 from ratchet.components.models.products import product
 from ratchet.components.models.value import PolicyWithValue
@@ -113,8 +114,10 @@ class MixedEngine(Codec):
         states = []
         for engine in self.engines.values():
             language = engine.model.policy if isinstance(engine.model, PolicyWithValue) else engine.model
-            plan = PackedPlan(rows)
-            hidden = hidden_states(language, plan.tokens, plan.positions, plan)
+            images = image_rows(language, rows, batch.inputs.get("images", ()))
+            plan = PackedPlan(images.rows if images else rows)
+            embeddings = images.embed(plan.tokens) if images else None
+            hidden = hidden_states(language, plan.tokens, plan.positions, plan, embeddings=embeddings)
             before = [
                 index[batch.mask[b, : len(index)].nonzero()[:, 0] - 1] for b, index in enumerate(plan.index)
             ]

@@ -22,6 +22,7 @@ from ratchet.components.inference.decoding import check_requests
 from ratchet.components.inference.torch import weights_digest
 from ratchet.components.inference.vllm_arguments import check_lengths, engine_arguments, parameters
 from ratchet.components.inference.vllm_weights import shape, untied
+from ratchet.components.models.images import takes_images
 from ratchet.components.models.load import load_tokenizer, trusted
 from ratchet.components.models.reward import is_reward_model
 from ratchet.components.stages.progress import advance
@@ -90,6 +91,8 @@ class VllmEngine(Codec):
             raise ContractError(
                 f"{path}: vLLM cannot compute the head of a reward model; score it with the torch engine"
             )
+        if takes_images(path):
+            raise ContractError(f"{path}: a vision-language model is sampled with `profile.engine: torch`")
         self.tokenizer, self.contract = load_tokenizer(path), contract_of(path)
         self.weights = weights_digest(path)
         view = untied(path, self.scratch) if self.untie else None

@@ -70,7 +70,7 @@ def planted_items(path: Path, limit: int | None = None) -> list[Item]:
         raise DataError(f"{path} holds no preference pairs; planted comparisons need a chosen and a rejected")
     made = []
     for record in records:
-        prompt = Prompt(record.id, (*record.head, *record.messages[: record.opening]), source=record.source)
+        prompt = record.prompt(record.id, (*record.head, *record.messages[: record.opening]), {})
         sides = record.messages[-1]["content"], record.rejected[-1]["content"]
         made.append(_item(prompt, sides, planted=0))
     return made

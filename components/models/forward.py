@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ratchet.components.errors import ContractError
 from ratchet.components.models.attention import PackedPlan
+from ratchet.components.models.images import image_rows
 from ratchet.components.models.layers import hidden_states
 from ratchet.components.models.outputs import OUTPUTS
 from ratchet.components.models.products import product_precision
@@ -50,8 +51,11 @@ def reward_states(model: nn.Module, batch: Batch) -> Tensor:
     """(B, hidden): inputs of a reward model's head: the mean over masked-in tokens for a `MeanReward`, the
     last token for a sequence classifier.
     """
-    plan = PackedPlan(list(batch.inputs["tokens"]))
-    hidden = hidden_states(model, plan.tokens, plan.positions, plan)
+    rows = list(batch.inputs["tokens"])
+    images = image_rows(model, rows, batch.inputs.get("images", ()))
+    plan = PackedPlan(images.rows if images else rows)
+    embeddings = images.embed(plan.tokens) if images else None
+    hidden = hidden_states(model, plan.tokens, plan.positions, plan, embeddings=embeddings)
     if isinstance(model, MeanReward):
         masked = [
             places[batch.mask[b, : len(places)]].to(hidden.device) for b, places in enumerate(plan.index)

@@ -20,6 +20,7 @@ from torch import nn
 
 from ratchet.components.errors import SourceError
 from ratchet.components.models.attention import register
+from ratchet.components.models.images import load_image_processor, mark_tokenizer, takes_images
 from ratchet.components.models.products import speed_up
 from ratchet.components.models.reward import FILE as REWARD_HEAD
 from ratchet.components.models.reward import (
@@ -73,16 +74,18 @@ def load_tokenizer(path: Path) -> Any:
     path = Path(path)
     if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise SourceError(f"{path}: holds no tokenizer (tokenizer.json expected); save it beside the weights")
-    return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trusted(path))
+    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trusted(path))
+    return mark_tokenizer(tokenizer, path)
 
 
 def load_policy(path: Path, *, attention: str = "ratchet", dtype: torch.dtype = torch.float32) -> nn.Module:
-    """The causal language model of a directory, on CPU, with packed attention (`attention="ratchet"`) or
-    plain ("sdpa").
+    """The causal language model of a directory, or its vision-language model, on CPU, with packed attention
+    (`attention="ratchet"`) or plain ("sdpa").
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    return load_from(AutoModelForCausalLM, Path(path), attention, dtype)
+    auto = AutoModelForImageTextToText if takes_images(path) else AutoModelForCausalLM
+    return load_from(auto, Path(path), attention, dtype)
 
 
 def load_reward(path: Path, *, attention: str = "ratchet", dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -94,7 +97,7 @@ def load_reward(path: Path, *, attention: str = "ratchet", dtype: torch.dtype = 
 
     if (Path(path) / REWARD_HEAD).is_file():
         backbone = load_from(AutoModel, Path(path), attention, dtype)
-        return MeanReward(backbone, load_reward_head(Path(path), backbone.config.hidden_size)).eval()  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+        return MeanReward(backbone, load_reward_head(Path(path), hidden_size(backbone))).eval()
     model = load_from(AutoModelForSequenceClassification, Path(path), attention, dtype)
     labels = model.config.num_labels  # pyright: ignore[reportAttributeAccessIssue]
     if labels != 1 or not hasattr(model, "score"):
@@ -119,7 +122,7 @@ def load_model(
     if kind == "policy":
         return policy
     if kind == "policy_with_value":
-        return PolicyWithValue(policy, load_value_head(Path(path), policy.config.hidden_size))  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+        return PolicyWithValue(policy, load_value_head(Path(path), hidden_size(policy)))
     raise ValueError(f"kind of model {kind!r}; expected policy, policy_with_value or reward")
 
 
@@ -142,20 +145,23 @@ def new_reward(
     config = AutoConfig.from_pretrained(
         policy_path, local_files_only=True, trust_remote_code=trusted(policy_path)
     )
-    have = config.num_hidden_layers
+    text = config.get_text_config()
+    have = text.num_hidden_layers
     if layers is not None and not 1 <= layers <= have:
         raise SourceError(
             f"{policy_path}: the reward model needs {layers} layers but the model has {have}; use 1 to {have}"
         )
-    config.num_hidden_layers = layers or have
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[: config.num_hidden_layers]
+    text.num_hidden_layers = layers or have
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[: text.num_hidden_layers]
     config.num_labels, config.pad_token_id = 1, load_tokenizer(policy_path).pad_token_id
     if pool == "mean":
         return MeanReward(
             load_from(AutoModel, policy_path, attention, torch.float32, config=config),
-            StandardisedHead(config.hidden_size),
+            StandardisedHead(text.hidden_size),
         ).eval()
+    if takes_images(policy_path):
+        raise SourceError(f"{policy_path}: a reward model of a vision-language model needs `pool: mean`")
     model = load_from(
         AutoModelForSequenceClassification, policy_path, attention, torch.float32, config=config
     )
@@ -192,7 +198,7 @@ def save_model(model: nn.Module, tokenizer: Any, path: Path) -> None:
     beside = Path(tempfile.mkdtemp(prefix=".saving-", dir=path))
     try:
         plain = _plain(model)
-        implementation = plain.config._attn_implementation
+        implementation = _attention_of(plain.config)
         plain.config._attn_implementation = "sdpa"
         try:
             with _deepspeed_left_out():
@@ -204,6 +210,8 @@ def save_model(model: nn.Module, tokenizer: Any, path: Path) -> None:
         if isinstance(model, MeanReward):
             save_reward_head(model.score, beside)
         tokenizer.save_pretrained(beside)
+        if hasattr(plain, "image_processor"):
+            plain.image_processor.save_pretrained(beside)
         if _runs_remote_code(plain) or _runs_remote_code(tokenizer):  # transformers also saved the code
             (beside / REMOTE_CODE).write_text(
                 "These weights were trained with code that the recipe let run.\n"
@@ -213,6 +221,19 @@ def save_model(model: nn.Module, tokenizer: Any, path: Path) -> None:
             os.replace(file, path / file.name)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def hidden_size(model: nn.Module) -> int:
+    """Size H of the hidden states of a transformers model's language model."""
+    return model.config.get_text_config().hidden_size  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+
+
+def _attention_of(config: Any) -> dict[str, str]:
+    """The attention implementation of a model and of each part with a config of its own, as the config takes
+    it.
+    """
+    parts = {name: getattr(config, name)._attn_implementation for name in config.sub_configs}
+    return {"": config._attn_implementation, **parts}
 
 
 def _plain(model: nn.Module) -> Any:
@@ -237,10 +258,13 @@ def load_from(auto: Any, path: Path, attention: str, dtype: torch.dtype, **optio
         )
     if attention == "ratchet":
         register()
+    sees = takes_images(path)
     model = auto.from_pretrained(
         path,
         dtype=dtype,
-        attn_implementation=attention,
+        attn_implementation={"": attention, "text_config": attention, "vision_config": "sdpa"}
+        if sees
+        else attention,
         local_files_only=True,
         trust_remote_code=trusted(path),
         use_safetensors=True,
@@ -253,4 +277,6 @@ def load_from(auto: Any, path: Path, attention: str, dtype: torch.dtype, **optio
         )
     if attention == "ratchet":
         speed_up(model)
+    if sees:
+        model.image_processor = load_image_processor(path)
     return model.eval()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ratchet.components.errors import ContractError
 from ratchet.components.models.attention import PackedPlan
+from ratchet.components.models.images import image_rows
 from ratchet.components.models.layers import hidden_states, output_layer
 from ratchet.components.models.logprobs import CHUNK, chosen_logprobs
 from ratchet.components.models.products import product
@@ -33,7 +34,8 @@ class Reading:
         self.model, self.batch = model, batch
         self.language = model.policy if isinstance(model, PolicyWithValue) else model
         rows = list(batch.inputs["tokens"])
-        self.plan = PackedPlan(rows)
+        self.images = image_rows(self.language, rows, batch.inputs.get("images", ()))
+        self.plan = PackedPlan(self.images.rows if self.images else rows)
         self.tokens = self.plan.tokens[0]
         if batch.mask[:, 0].any():
             row = int(batch.mask[:, 0].nonzero()[0])
@@ -56,7 +58,11 @@ class Reading:
     @cached_property
     def hidden(self) -> Tensor:
         """Last hidden states (N, H) of the flat row."""
-        return hidden_states(self.language, self.plan.tokens, self.plan.positions, self.plan)
+        return self._states(self.embed(self.tokens)[None] if self.images else None)
+
+    def _states(self, embeddings: Tensor | None) -> Tensor:
+        plan = self.plan
+        return hidden_states(self.language, plan.tokens, plan.positions, plan, embeddings=embeddings)
 
     @cached_property
     def states(self) -> Tensor:
@@ -89,7 +95,11 @@ class Reading:
         )
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Token embeddings (N, H) of tokens (N,)."""
+        """Embeddings (N, H) of tokens (N,) of the flat row, in which an image's places have numbers of their
+        own.
+        """
+        if self.images:
+            return self.images.embed(tokens[None])[0]
         embedding: Any = self.language.get_input_embeddings()  # pyright: ignore[reportCallIssue]
         return embedding(tokens.to(next(embedding.parameters()).device))
 
@@ -97,21 +107,17 @@ class Reading:
         """Hidden states (N, H) of a second pass over the flat row, on embeddings (N, H) instead of its
         tokens.
         """
-        return hidden_states(
-            self.language, self.plan.tokens, self.plan.positions, self.plan, embeddings=embeddings[None]
-        )
+        return self._states(embeddings[None])
 
     @torch.no_grad()
     def guesses(self) -> Tensor:
         """Tokens (N,) of the flat row, those of the loss mask replaced by the likeliest token after the true
         tokens before them. A token that several rows share is replaced if the mask of any of them has it.
         """
-        known = self.hidden if "hidden" in vars(self) else None
-        hidden = (
-            hidden_states(self.language, self.plan.tokens, self.plan.positions, self.plan)
-            if known is None
-            else known.detach()
-        )
+        if "hidden" in vars(self):
+            hidden = self.hidden.detach()
+        else:
+            hidden = self._states(self.embed(self.tokens)[None] if self.images else None)
         before, chosen = torch.zeros_like(self.tokens), torch.zeros_like(self.tokens, dtype=torch.bool)
         for index, mask in zip(self.plan.index, self.batch.mask, strict=True):
             before[index[1:]] = index[:-1]

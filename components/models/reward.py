@@ -66,6 +66,11 @@ class MeanReward(nn.Module):
     def config(self):
         return self.backbone.config
 
+    @property
+    def image_processor(self):
+        """That of a vision-language backbone; any other has none."""
+        return self.backbone.image_processor
+
     def get_input_embeddings(self) -> nn.Module:
         return self.backbone.get_input_embeddings()  # pyright: ignore[reportCallIssue]
 

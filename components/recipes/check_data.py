@@ -93,7 +93,7 @@ def _check_models(recipe: Recipe) -> None:
     from ratchet.components.stages.fetch import REGISTRY
 
     for name, model in recipe.models.items():
-        tiny = re.fullmatch(r"generate:tiny(?:\?(.*))?", model.source)
+        tiny = re.fullmatch(r"generate:tiny(?:_vision)?(?:\?(.*))?", model.source)
         if (model.format == "tiny") != bool(tiny) or (model.source.startswith("generate:") and not tiny):
             raise RecipeError(
                 f"models.{name}.source: got {model.source!r} with `format: {model.format}`; `format: "

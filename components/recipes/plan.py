@@ -51,7 +51,8 @@ def _models(planner: Planner) -> None:
             if key not in ("shape", "certificate")
             and (value or key not in ("base", "base_sha256", "remote_code", "role"))
         }
-        does = "make_tiny" if source.format == "tiny" else "fetch_model"
+        tiny = "make_tiny_vision" if source.source.startswith("generate:tiny_vision") else "make_tiny"
+        does = tiny if source.format == "tiny" else "fetch_model"
         planner.models[name] = planner.add(
             f"model_{name}", does, "weights", where, heavy=False, part="curate"
         )

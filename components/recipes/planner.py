@@ -22,6 +22,7 @@ NOT_SEEDED = (
     "fetch_data",
     "fetch_model",
     "make_tiny",
+    "make_tiny_vision",
     "curate",
     "validate",
     "gold",

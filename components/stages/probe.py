@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, final
 from ratchet.components.errors import ContractError
 from ratchet.components.inference.agreement import as_groups, gap, require_agreement
 from ratchet.components.inference.torch import TorchEngine
-from ratchet.components.models.load import load_tokenizer, trusted
+from ratchet.components.models.images import load_image_processor, opened, takes_images
+from ratchet.components.models.load import hidden_size, load_tokenizer, trusted
 from ratchet.components.models.products import product_precision
 from ratchet.components.models.reward import FILE as REWARD_HEAD
 from ratchet.components.models.reward import is_token_classifier, load_reward_head
+from ratchet.components.text.images import images_of
 from ratchet.components.training import ranks
 from ratchet.components.training.packing import pack
 from ratchet.components.types import Group, Request
@@ -68,7 +70,9 @@ def verify_saved(
             for row, ids in enumerate(batch.inputs["tokens"]):
                 mask = batch.mask[row, : len(ids)]
                 mine = ours[row] if kind == "reward" else ours[row, : len(ids)][mask]
-                worst = max(worst, float((theirs(ids, mask) - mine).abs().nan_to_num(nan=math.inf).max()))
+                seen = pixels(path, batch.inputs["images"][row]) if "images" in batch.inputs else {}
+                off = (theirs(ids, mask, seen) - mine).abs().nan_to_num(nan=math.inf)
+                worst = max(worst, float(off.max()))
     worst = ranks.once(lambda: worst)
     if not worst <= RELOAD_TOLERANCE[precision]:
         raise ContractError(
@@ -80,16 +84,24 @@ def verify_saved(
     return worst
 
 
-def _saved_logprobs(path: Path) -> Callable[[Tensor, Tensor], Tensor]:
-    """(tokens (T,), mask (T,)) -> log-probs of the masked-in tokens, by transformers alone."""
-    from transformers import AutoModelForCausalLM
+def pixels(path: Path, images: Sequence[str]) -> dict[str, Tensor]:
+    """What the image processor of a model directory makes of data URLs, as transformers' models take it."""
+    if not images:
+        return {}
+    return dict(load_image_processor(path)(images=[opened(url) for url in images], return_tensors="pt"))
 
-    saved = (
-        AutoModelForCausalLM.from_pretrained(path, trust_remote_code=trusted(path), **LOCAL).float().eval()
-    )
 
-    def logprobs(ids: Tensor, mask: Tensor) -> Tensor:
-        table = saved(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
+def _saved_logprobs(path: Path) -> Callable[[Tensor, Tensor, Mapping[str, Tensor]], Tensor]:
+    """(tokens (T,), mask (T,), images by `pixels`) -> log-probs of the masked-in tokens, by transformers
+    alone.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    auto = AutoModelForImageTextToText if takes_images(path) else AutoModelForCausalLM
+    saved = auto.from_pretrained(path, trust_remote_code=trusted(path), **LOCAL).float().eval()
+
+    def logprobs(ids: Tensor, mask: Tensor, images: Mapping[str, Tensor]) -> Tensor:
+        table = saved(input_ids=ids[None], **images).logits[0, :-1].log_softmax(-1)
         return table.gather(-1, ids[1:, None])[:, 0][mask[1:]]
 
     return logprobs
@@ -118,11 +130,11 @@ class SavedReward:
             else AutoModel
         )
         self.model = auto.from_pretrained(path, trust_remote_code=trusted(path), **LOCAL).float().eval()
-        self.head = None if self.whole else load_reward_head(path, self.model.config.hidden_size)
+        self.head = None if self.whole else load_reward_head(path, hidden_size(self.model))
 
-    def __call__(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Score () of tokens (T,) with loss mask (T,)."""
-        return self.scores({"input_ids": ids[None]}, mask[None])[0]
+    def __call__(self, ids: Tensor, mask: Tensor, images: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Score () of tokens (T,) with loss mask (T,), and images by `pixels`."""
+        return self.scores({"input_ids": ids[None], **(images or {})}, mask[None])[0]
 
     def scores(self, inputs: Mapping[str, Tensor], mask: Tensor) -> Tensor:
         """Scores (B,) of tokenizer outputs with loss mask (B, T)."""
@@ -195,7 +207,12 @@ def probe(
     prompts = [next(i for i, chosen in enumerate(g.trajectories[0].mask) if chosen) for g in groups]
     longest = max(MIN_TOKENS, *(sum(t.mask) for g in groups for t in g.trajectories))
     requests = [
-        Request(list(g.trajectories[0].inputs["tokens"][:start]), max_tokens=longest, seed=seed + i)
+        Request(
+            list(g.trajectories[0].inputs["tokens"][:start]),
+            max_tokens=longest,
+            seed=seed + i,
+            images=images_of(g.prompt),
+        )
         for i, (g, start) in enumerate(zip(groups, prompts, strict=True))
     ]
     answers = ranks.once(

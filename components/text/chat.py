@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from ratchet.components.errors import ContractError
+from ratchet.components.text.images import placed, placed_marks
 from ratchet.components.text.rendering import Piece, _marked, _pieces, _render, _tokens
 from ratchet.components.types import Group, Message, Prompt, Trajectory
 
@@ -26,7 +27,7 @@ def encode(tokenizer: Any, prompt: Prompt, trajectory: Trajectory) -> Trajectory
     """
     if "tokens" in trajectory.inputs:
         return trajectory
-    pieces = _pieces(tokenizer, [*prompt.messages, *trajectory.messages], prompt.id)
+    pieces = _pieces(tokenizer, [*placed(tokenizer, prompt), *trajectory.messages], prompt.id)
     return _join(tokenizer, prompt, trajectory, pieces)
 
 
@@ -36,12 +37,10 @@ def encode_whole(tokenizer: Any, prompt: Prompt, trajectory: Trajectory) -> Traj
     """
     if "tokens" in trajectory.inputs:
         return trajectory
+    shown = placed(tokenizer, prompt)
     whole, prompt_tokens = (
         _tokens(tokenizer, messages, generation=generation)
-        for messages, generation in (
-            ([*prompt.messages, *trajectory.messages], False),
-            (prompt.messages, True),
-        )
+        for messages, generation in (([*shown, *trajectory.messages], False), (shown, True))
     )
     return dataclasses.replace(
         trajectory,
@@ -50,9 +49,9 @@ def encode_whole(tokenizer: Any, prompt: Prompt, trajectory: Trajectory) -> Traj
     )
 
 
-def encode_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
-    """Token ids of `messages` with the generation prompt; a prefix of every `encode` of a continuation."""
-    pieces = _pieces(tokenizer, messages, "", generation=True)
+def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
+    """Token ids of a prompt with the generation prompt; a prefix of every `encode` of a continuation."""
+    pieces = _pieces(tokenizer, placed(tokenizer, prompt), prompt.id, generation=True)
     return [token for piece in pieces for token in piece.tokens]
 
 
@@ -60,7 +59,7 @@ def count_tokens(tokenizer: Any, messages: Sequence[Message]) -> int:
     """Number of tokens of `encode_prompt`, without its round-trip check; for filtering thousands of
     records.
     """
-    return len(_tokens(tokenizer, messages, generation=True))
+    return len(_tokens(tokenizer, placed_marks(tokenizer, messages), generation=True))
 
 
 def decode_answer(tokenizer: Any, tokens: Sequence[int]) -> str:
@@ -159,7 +158,8 @@ def encode_group(
                 return None, "dropped"
             done.append(trajectory)
             continue
-        pieces = _pieces(tokenizer, [*group.prompt.messages, *trajectory.messages], group.prompt.id)
+        shown = placed(tokenizer, group.prompt)
+        pieces = _pieces(tokenizer, [*shown, *trajectory.messages], group.prompt.id)
         whole = _join(tokenizer, group.prompt, trajectory, pieces)
         if len(whole.mask) > max_tokens:
             whole = _cut(tokenizer, group.prompt, trajectory, pieces, max_tokens)

@@ -20,7 +20,7 @@ class Codec:
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         """Token ids of the prompt's messages with the generation prompt."""
-        return chat.encode_prompt(self.tokenizer, prompt.messages)
+        return chat.encode_prompt(self.tokenizer, prompt)
 
     def encode_reply(self, messages: Sequence[Message], *, ended: bool = True) -> list[int]:
         """Token ids between an answer and the next one, see `chat.encode_reply`."""

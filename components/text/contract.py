@@ -78,6 +78,7 @@ def contract(tokenizer: Any, config: Any, dtype: str = "float32", *, generates: 
             "or end-of-turn tokens are masked as padding; set pad_token to an unused special token in "
             "tokenizer_config.json and pad_token_id in config.json"
         )
+    config = config.get_text_config()  # that of the language model, for one that also sees
     if config.vocab_size < len(tokenizer):
         raise ContractError(
             f"{name}: the tokenizer has {len(tokenizer)} tokens but the model's vocab_size is "

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from ratchet.components.errors import ContractError
+from ratchet.components.text.images import PLACE, image_text
 from ratchet.components.types import Message
 
 MARK = chr(0xFDD0)
@@ -127,11 +128,14 @@ def _special(tokenizer: Any) -> re.Pattern[str] | None:
 
 
 def _render(tokenizer: Any, messages: Sequence[Message], *, generation: bool = False) -> str:
-    """The text of `messages`. `ContractError` if the template refuses them, as some do a system message."""
+    """The text of `messages`, with the model's image tokens in every `PLACE`. `ContractError` if the template
+    refuses them, as some do a system message.
+    """
     from jinja2 import TemplateError
 
     try:
-        return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=generation)
+        text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=generation)
+        return text.replace(PLACE, image_text(tokenizer) or PLACE)
     except TemplateError as error:
         roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
         raise ContractError(

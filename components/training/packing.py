@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ratchet.components.errors import ContractError
 from ratchet.components.recipes.piece_source import Unit
+from ratchet.components.text.images import images_of
 from ratchet.components.types import Batch, Group
 
 if TYPE_CHECKING:
@@ -118,8 +119,10 @@ def _batch(groups: Sequence[Group], units: Sequence[Sequence[Row]], dtype: torch
         name: _tensor(name, values, lengths, longest, dtype or torch.float32)
         for name, values in cells.items()
     }
+    tokens = [torch.tensor(list(path.inputs["tokens"]), dtype=torch.long) for path in paths]
+    images = [images_of(groups[row.group].prompt) for row in rows]
     return Batch(
-        inputs={"tokens": [torch.tensor(list(path.inputs["tokens"]), dtype=torch.long) for path in paths]},
+        inputs={"tokens": tokens, **({"images": images} if any(images) else {})},
         mask=mask,
         columns={name: column for name, column in columns.items() if column is not None},
         group=torch.tensor([row.group for row in rows]),

@@ -11,6 +11,7 @@ from ratchet.components.environments.episode import Episode, step_all
 from ratchet.components.piece import build, piece
 from ratchet.components.pieces.rollouts.sample import prompt_seed
 from ratchet.components.recipes.ranges import Count, EnvironmentSpec, Natural, PositiveShare, Temperature
+from ratchet.components.text.images import images_of
 from ratchet.components.types import (
     Context,
     Group,
@@ -124,7 +125,7 @@ def episodes(
 def _begin(engine: Any, environment: Mapping[str, Any], prompt: Prompt) -> Run:
     episode = Episode(lambda: build("environment", environment), prompt)
     opening = list(episode.opening.messages)
-    tokens = list(engine.encode_prompt(Prompt(prompt.id, (*prompt.messages, *opening), meta=prompt.meta)))
+    tokens = list(engine.encode_prompt(replace(prompt, messages=(*prompt.messages, *opening))))
     run = Run(episode, len(tokens), tokens, [False] * len(tokens), [0.0] * len(tokens), opening)
     run.stop = "error" if episode.error else None
     return run
@@ -152,6 +153,7 @@ def _answers(
                 count=len(made[p]),
                 max_tokens=min(max_tokens, max_length),
                 seed=prompt_seed(ctx, prompts[p]),
+                images=images_of(prompts[p]),
                 **settings,
             )
             for p in first
@@ -166,6 +168,7 @@ def _answers(
             list(made[p][i].tokens),
             max_tokens=min(max_tokens, max_length - len(made[p][i].tokens) + made[p][i].start),
             seed=_turn_seed(ctx, prompts[p], i, turn),
+            images=images_of(prompts[p]),
             **settings,
         )
         for p, i in live

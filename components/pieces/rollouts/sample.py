@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ratchet.components.inference.answers import trajectory
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Count, Natural, PositiveShare, Temperature
+from ratchet.components.text.images import images_of
 from ratchet.components.types import Context, Group, Prompt, Request
 
 
@@ -38,6 +39,7 @@ def sample(
             top_p=top_p,
             top_k=top_k,
             seed=prompt_seed(ctx, prompt),
+            images=images_of(prompt),
         )
         for prompt, tokens in zip(prompts, encoded, strict=True)
     ]

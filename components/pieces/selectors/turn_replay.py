@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ratchet.components.piece import piece
@@ -83,7 +84,7 @@ def turns_of(group: Group) -> list[Group]:
             turn = Trajectory((), {"tokens": tokens}, mask, actor="policy", weights=trajectory.weights)
             found.append(
                 Group(
-                    Prompt(group.prompt.id, group.prompt.messages),
+                    replace(group.prompt, answer=None, source="", meta={}),
                     (turn,),
                     {
                         "transition.reward": [float(span.reward or 0.0)],

@@ -59,8 +59,8 @@ def codes_of(pixels: list[int]) -> str:
     return "".join(CODES[bits[i] + 2 * bits[i + 1] + 4 * bits[i + 8] + 8 * bits[i + 9]] for i in corners)
 
 
-def images() -> list[Image]:
-    """Images of digits with different codes, in the order of the file: 1,750 of its 1,797. `SourceError`
+def pixels() -> list[tuple[list[int], int]]:
+    """The 64 pixels (0 to 16) and the digit of the 1,797 images, in the order of the file. `SourceError`
     without scikit-learn, or for another file. scikit-learn itself is not imported.
     """
     package = importlib.util.find_spec("sklearn")
@@ -72,10 +72,15 @@ def images() -> list[Image]:
     text = gzip.decompress(file.read_bytes())
     if hashlib.sha256(text).hexdigest() != SHA256:
         raise SourceError(f"{file}: expected SHA-256 {SHA256} of the text in it; install scikit-learn 1.9")
+    rows = [[int(float(value)) for value in line.split(",")] for line in text.decode().splitlines()]
+    return [(row[:-1], row[-1]) for row in rows]
+
+
+def images() -> list[Image]:
+    """Images of digits with different codes, in the order of the file: 1,750 of its 1,797."""
     found: dict[str, Image] = {}
-    for line in text.decode().splitlines():
-        *pixels, digit = (int(float(value)) for value in line.split(","))
-        found.setdefault(codes := codes_of(pixels), Image(codes, digit))
+    for values, digit in pixels():
+        found.setdefault(codes := codes_of(values), Image(codes, digit))
     return list(found.values())
 
 

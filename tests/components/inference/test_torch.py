@@ -136,9 +136,9 @@ def test_common_prefixes_are_prefilled_once_with_equal_answers(
     monkeypatch.setattr(
         inference,
         "hidden_states",
-        lambda model, tokens, positions, plan: (
+        lambda model, tokens, positions, plan, **more: (
             computed.append(tokens.shape[1] if isinstance(plan, PrefillPlan) else 0),
-            forward(model, tokens, positions, plan),
+            forward(model, tokens, positions, plan, **more),
         )[1],
     )
     together = engine.generate(requests)

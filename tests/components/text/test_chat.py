@@ -44,7 +44,7 @@ def test_loss_mask_covers_assistant_tokens_and_end_of_turn(tokenizer) -> None:
 
 
 def test_siblings_start_with_the_same_prompt_tokens(tokenizer) -> None:
-    head = encode_prompt(tokenizer, PROMPT.messages)
+    head = encode_prompt(tokenizer, PROMPT)
     for text in ("fine", "\nodd", " spaced", "1"):
         done = encode(tokenizer, PROMPT, Trajectory(({"role": "assistant", "content": text},)))
         assert (
@@ -117,7 +117,7 @@ def test_special_tokens_in_a_text_are_encoded_as_text(tokenizer, role: str) -> N
         assert tokenizer.decode(tokens) + "\n" == tokenizer.apply_chat_template(said, tokenize=False)
         whole = encode_whole(tokenizer, Prompt("p", tuple(said[:2])), Trajectory(tuple(said[2:])))
         assert [t for t in whole.inputs["tokens"] if t in controls] == [t for t in tokens if t in controls]
-        head = encode_prompt(tokenizer, said)
+        head = encode_prompt(tokenizer, Prompt("said", tuple(said)))
         assert head[: len(tokens)] == tokens and count_tokens(tokenizer, said) == len(head)
         return [(bool(m), t) for t, m in zip(tokens, done.mask, strict=True) if t in controls]
 
@@ -140,7 +140,7 @@ def test_reply_tokens_join_two_turns_as_the_whole_conversation(tokenizer) -> Non
             ({"role": "assistant", "content": "fine"}, *reply, {"role": "assistant", "content": "ok"})
         ),
     )
-    start, eos = encode_prompt(tokenizer, PROMPT.messages), tokenizer.eos_token_id
+    start, eos = encode_prompt(tokenizer, PROMPT), tokenizer.eos_token_id
     first, second = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("fine", "ok"))
     suffix = encode_reply(tokenizer, reply)
     assert [*start, *first, eos, *suffix, *second, eos] == whole.inputs["tokens"]

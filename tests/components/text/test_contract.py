@@ -20,6 +20,13 @@ from ratchet.components.text.contract import agree, contract, contract_of, recor
 from ratchet.components.types import Artifact
 
 
+class _Config(SimpleNamespace):
+    """A model config of a language model alone."""
+
+    def get_text_config(self) -> _Config:
+        return self
+
+
 def save(
     path: Path,
     change: Callable[[Any], None] = lambda tokenizer: None,
@@ -201,10 +208,10 @@ def test_contract_is_checked_before_the_stage_reads_data(tmp_path: Path) -> None
 )
 def test_unusable_tokenizer_is_an_error(change: Callable[[Any], None], message: str) -> None:
     tokenizer = _tokenizer(0)
-    config = SimpleNamespace(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    config = _Config(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
     assert contract(tokenizer, config).eos == (tokenizer.eos_token_id,)
     with pytest.raises(ContractError, match="vocab"):
-        contract(tokenizer, SimpleNamespace(vocab_size=100, eos_token_id=tokenizer.eos_token_id))
+        contract(tokenizer, _Config(vocab_size=100, eos_token_id=tokenizer.eos_token_id))
     change(tokenizer)
     with pytest.raises(ContractError, match=message):
         contract(tokenizer, config)
