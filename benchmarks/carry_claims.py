@@ -4,8 +4,9 @@
 whose definitions differ between the two checkouts are made in both, with every seed that a claim may use. If
 the arms' plans and all files of these stages are the same (but for manifests and the pages of the validation,
 which have a date), later stages read the same, and the verdict gets its key of the present definitions; else
-it stays stale. Meant for changes of how data are read; where training or sampling changed, `ratchet claims
---stale` measures again.
+it stays stale. Meant for changes of how data are read. `--short`: for changes of code that every stage has
+and that must not change what it computes, two small steps of every stage of every arm are compared instead,
+with one seed. Where training or sampling changed, `ratchet claims --stale` measures again.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from benchmarks.short_runs import small_steps
+from benchmarks.stage_outputs import Wanted
 from ratchet.components.piece import ROOT as COMPONENTS
 from ratchet.components.recipes.plan import our_sources, plan
 from ratchet.components.recipes.recipe import load
@@ -43,7 +46,7 @@ def differing(recipe: str, new: Sources, old: Sources) -> list[str]:
     ]
 
 
-def made(tree: Path, home: Path, wanted: Mapping[str, tuple[Sequence[str], Sequence[int]]]) -> Outputs:
+def made(tree: Path, home: Path, wanted: Wanted) -> Outputs:
     """The outputs of stages of recipes with seeds, made with the code of a checkout."""
     script = HERE / "benchmarks" / "stage_outputs.py"
     return json.loads(
@@ -78,6 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.carry_claims", description=__doc__)
     parser.add_argument("old", type=Path, help="checkout in which the stored verdicts are fresh")
     parser.add_argument("--home", type=Path, default=Path("out/carry_claims"))
+    parser.add_argument("--short", action="store_true", help="two small steps of every stage, one seed")
     given = parser.parse_args()
     old, home = given.old.resolve(), given.home.resolve()
     status = json.loads(_output(old, "-m", "ratchet.flows.cli", "claims", "--status", "--json"))
@@ -88,10 +92,15 @@ def main() -> None:
     for name, claim in claims.items():
         for recipe in arms[name]:
             seeds[recipe] |= set(range(claim.first_seed, claim.first_seed + claim.most_seeds))
+    if given.short:
+        seeds = defaultdict(set, {recipe: {min(own)} for recipe, own in seeds.items()})
     new = our_sources({PAGE: ""})
     before = Sources(old, new.pieces, {old / PAGE.relative_to(PACKAGE): ""})
-    wanted = {recipe: (differing(recipe, new, before), sorted(own)) for recipe, own in seeds.items()}
-    stages = sorted({name for names, _ in wanted.values() for name in names})
+    small = {recipe: small_steps(load(recipe)[0]) if given.short else [] for recipe in seeds}
+    wanted = {
+        recipe: (differing(recipe, new, before), sorted(own), small[recipe]) for recipe, own in seeds.items()
+    }
+    stages = sorted({name for names, _, _ in wanted.values() for name in names})
     print(f"stages to make, of {len(wanted)} arms: {', '.join(stages) or 'none'}")
     with ThreadPoolExecutor() as pool:
         first, second = pool.map(

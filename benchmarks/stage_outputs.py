@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ratchet.components.recipes.plan import plain  # here in older checkouts too
 from ratchet.flows.claim_records import profile_of
@@ -16,21 +18,22 @@ from ratchet.tasks.pipeline import Pipeline
 
 DATED = ("manifest.json", "data_docs")
 """Files and folders of an output that have a date in them and that no later stage reads."""
+TIMED = re.compile(r"seconds|per_second|minutes|memory|resolved")
+"""Keys of an output's JSON that depend on the clock, on the machine, or on defaults of other stages."""
+Wanted = Mapping[str, tuple[Sequence[str], Sequence[int], Sequence[str]]]
+"""Recipe -> stages to make, with what they need, seeds, and overrides."""
 
 
-def outputs(
-    home: Path, wanted: Mapping[str, tuple[Sequence[str], Sequence[int]]]
-) -> dict[str, dict[str, str]]:
+def outputs(home: Path, wanted: Wanted) -> dict[str, dict[str, str]]:
     """SHA-256 of the files of stages ("recipe seed stage" -> file -> digest), and of each plan ("recipe
-    seed"). `wanted`: recipe -> stages to make, with what they need, and seeds. A stage that several recipes
-    or seeds share is read once.
+    seed"). A stage that several recipes or seeds share is read once.
     """
     known: dict[str, dict[str, str]] = {}
     found: dict[str, dict[str, str]] = {}
-    for recipe, (stages, seeds) in wanted.items():
+    for recipe, (stages, seeds, overrides) in wanted.items():
         for seed in seeds:
             pipeline = Pipeline.open(
-                recipe, home=home, overrides=[f"seed={seed}"], profile=profile_of(recipe)
+                recipe, home=home, overrides=[*overrides, f"seed={seed}"], profile=profile_of(recipe)
             )
             found[f"{recipe} {seed}"] = {"plan": _plan(pipeline)}
             for name in stages:
@@ -42,12 +45,25 @@ def outputs(
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of the files of an output, but for those with a date."""
+    """SHA-256 of the files of an output, but for those with a date, and for `TIMED` in JSON."""
     return {
-        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+        str(file.relative_to(folder)): hashlib.sha256(_untimed(file)).hexdigest()
         for file in sorted(folder.rglob("*"))
         if file.is_file() and file.relative_to(folder).parts[0] not in DATED
     }
+
+
+def _untimed(file: Path) -> bytes:
+    if file.suffix not in (".json", ".jsonl"):
+        return file.read_bytes()
+
+    def kept(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: kept(one) for key, one in value.items() if not TIMED.search(key)}
+        return [kept(one) for one in value] if isinstance(value, list) else value
+
+    lines = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]
+    return json.dumps([kept(json.loads(line)) for line in lines], sort_keys=True).encode()
 
 
 def _plan(pipeline: Pipeline) -> str:

@@ -81,6 +81,16 @@ def tiny_model(tiny_home: Path) -> Path:
     return Pipeline.open("sft", home=tiny_home, profile="test").artifact("model_policy").path
 
 
+@pytest.fixture(scope="session")
+def tiny_vision_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of the tiny model with a vision encoder that has learnt nothing."""
+    from ratchet.components.models.tiny_vision import add_vision
+
+    out = tmp_path_factory.mktemp("tiny_vision") / "model"
+    add_vision(tiny_model, out)
+    return out
+
+
 @pytest.fixture
 def fresh_home(tiny_model: Path, tmp_path: Path) -> Callable[[str], Path]:
     """A new home that holds the tiny model and nothing else."""

@@ -50,7 +50,7 @@ def test_outputs_have_the_plan_and_the_files_that_later_stages_read(
     fresh_home: Callable[[str], Path],
 ) -> None:
     home = fresh_home("home")
-    found = outputs(home, {"bandit": (["drafts"], [0, 9])})
+    found = outputs(home, {"bandit": (["drafts"], [0, 9], [])})
     assert found.keys() == {"bandit 0", "bandit 0 drafts", "bandit 9", "bandit 9 drafts"}
     files = found["bandit 0 drafts"]
     assert "prompts.parquet" in files and "manifest.json" not in files

@@ -56,6 +56,7 @@ class Shape:
 
 def read_shape(config: Mapping[str, Any], where: str) -> Shape:
     """Dimensions from the keys of a config.json. `RecipeError` unless it is Llama-like."""
+    config = {**config, **(config.get("text_config") or {})}
     missing = [key for key in NEEDED if not isinstance(config.get(key), int)]
     if missing:
         raise RecipeError(

@@ -38,7 +38,15 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.components.evaluation import plots
-from ratchet.components.evaluation.report_format import interval, label, number, numbers, points, tag_label
+from ratchet.components.evaluation.report_format import (
+    interval,
+    label,
+    number,
+    numbers,
+    pictured,
+    points,
+    tag_label,
+)
 from ratchet.components.evaluation.report_headline import headline, measure_name
 from ratchet.components.evaluation.transcripts import prepared
 
@@ -89,6 +97,7 @@ def write_report(out: Path, results: Mapping[str, Any]) -> Path:
         "interval": interval,
         "points": points,
         "numbers": numbers,
+        "pictured": pictured,
     }
     configuration = results.get("configuration")
     script = (HERE / SCRIPT).read_text(encoding="utf-8") if results.get("transcripts") else ""

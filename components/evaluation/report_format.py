@@ -6,6 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ratchet.components.text.images import MARK
+
+DATA_URL = re.compile(r"data:image/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/]+=*")
+
 NBSP = "\u00a0"
 UNITS = {  # metric → how a reader calls it, number of decimals or per cent
     "length": ("length, tokens", ".1f"),
@@ -79,3 +83,21 @@ def numbers(row: Mapping[str, float] | None, name: str = "", sign: str = "") -> 
         ("+" if sign and row[end] > 0 else "") + number(row[end], name) for end in ("mean", "low", "high")
     )
     return f"{mean} [{low},{NBSP}{high}]"
+
+
+def pictured(text: str, images: Mapping[str, str] | None) -> Any:
+    """Text as HTML, escaped, with the picture in place of the mark of each of `images` (digest -> data
+    URL).
+    """
+    from markupsafe import Markup, escape
+
+    parts = MARK.split(text)  # text, digest, text, digest, ...
+    made = [escape(part) for part in parts]
+    for i in range(1, len(parts), 2):
+        url = (images or {}).get(parts[i], "")
+        made[i] = (
+            Markup('<img src="{}" alt="image {}">').format(url, parts[i])
+            if DATA_URL.fullmatch(url)
+            else escape(f"<image:{parts[i]}>")
+        )
+    return Markup("").join(made)

@@ -221,6 +221,7 @@ def transcripts(scored: Scored, count: int, by: Sequence[str], measure: str | No
             {
                 "prompt": [dict(m) for m in group.prompt.messages],
                 "human": group.prompt.answer,
+                **({"images": dict(images)} if (images := group.prompt.inputs.get("images")) else {}),
                 "answers": {title: scored.answers[a][i].trajectories[0].text for a, title in arms.items()},
                 "gold": {t: scores[a]["gold"][i][0] for a, t in arms.items() if "gold" in scores[a]},
                 **(

@@ -13,7 +13,8 @@ def prepared(talks: Sequence[Talk]) -> dict[str, Any]:
     """`talks` with the indices of the patterns each fits; `patterns`: (label, count) of patterns that fit
     any; `tags`: name -> {value: count}.
 
-    A talk has `prompt` and `answers`, and may have `verified` {title: passed} and `tags` {name: value}.
+    A talk has `prompt` and `answers`, and may have `verified` {title: passed}, `tags` {name: value} and
+    `images` {digest: data URL}.
     """
     wanted = [(label, [bool(fits(talk)) for talk in talks]) for label, fits in _patterns(talks)]
     found = [(label, fitting) for label, fitting in wanted if any(fitting)]
@@ -25,6 +26,7 @@ def prepared(talks: Sequence[Talk]) -> dict[str, Any]:
                 "gold": None,
                 "verified": None,
                 "tags": None,
+                "images": None,
                 **talk,
                 "fits": [i for i, (_, fitting) in enumerate(found) if fitting[row]],
             }

@@ -73,10 +73,10 @@ def require_verified(path: Path) -> bool:
     config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=trusted(path))
     kinds = config.architectures or []
     encoder = bool(kinds) and not any(kind.endswith(DECODERS) for kind in kinds)
-    if encoder or (config.model_type in TESTED and not getattr(config, "auto_map", None)):
+    text = config.get_text_config()  # that of the language model, for one that also sees
+    if encoder or (text.model_type in TESTED and not getattr(config, "auto_map", None)):
         return False
     generates = not any("Classification" in kind for kind in kinds)
-    text = config.get_text_config()
     for name, value in SHORT.items():
         if getattr(text, name, None):
             setattr(text, name, value)

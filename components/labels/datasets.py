@@ -77,7 +77,9 @@ def planted_items(path: Path, limit: int | None = None) -> list[Item]:
 
 
 def _item(prompt: Prompt, answers: Sequence[str], **more: object) -> Item:
-    """An item whose id tells an annotator nothing: a digest."""
+    """An item whose id tells an annotator nothing: a digest. `DataError` for a prompt with images."""
+    if prompt.inputs:
+        raise DataError(f"prompt {prompt.id!r} shows images, which the labelling page cannot show yet")
     name = _opaque(json.dumps([list(prompt.messages), sorted(answers), str(more)], sort_keys=True))
     return Item(
         name, list(prompt.messages), list(answers), prompt_id=prompt.id, source=prompt.source,

@@ -19,20 +19,37 @@ def train_tiny_vision(
     out: Path, *, seed: int = 0, side: int = 8, patch: int = 2, width: int = 96, depth: int = 2, **tiny: Any
 ) -> dict[str, float]:
     """Train the tiny language model (`train_tiny` with the options `tiny`) and save it with a new vision
-    encoder: images of `side` x `side` pixels in patches of `patch` x `patch`, `depth` layers of `width`.
+    encoder.
+    """
+    found = train_tiny(out, seed=seed, **tiny)
+    count = add_vision(out, out, seed=seed, side=side, patch=patch, width=width, depth=depth)
+    return {**found, "parameters": float(count)}
+
+
+def add_vision(
+    language: Path,
+    out: Path,
+    *,
+    seed: int = 0,
+    side: int = 8,
+    patch: int = 2,
+    width: int = 96,
+    depth: int = 2,
+) -> int:
+    """Save a Llama with a new vision encoder: images of `side` x `side` pixels in patches of `patch` x
+    `patch`, `depth` layers of `width`. Returns the number of parameters.
     """
     from transformers import CLIPVisionConfig, LlavaConfig, LlavaForConditionalGeneration
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-    found = train_tiny(out, seed=seed, **tiny)
-    tokenizer, language = load_tokenizer(out), load_policy(out, attention="sdpa")
+    tokenizer, llama = load_tokenizer(language), load_policy(language, attention="sdpa")
     tokenizer.add_tokens([IMAGE_TOKEN], special_tokens=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        language.resize_token_embeddings(len(tokenizer))  # pyright: ignore[reportCallIssue]
+        llama.resize_token_embeddings(len(tokenizer))  # pyright: ignore[reportCallIssue]
         model = LlavaForConditionalGeneration(
             LlavaConfig(
-                text_config=language.config,  # pyright: ignore[reportArgumentType]
+                text_config=llama.config,  # pyright: ignore[reportArgumentType]
                 vision_config=CLIPVisionConfig(
                     hidden_size=width,
                     intermediate_size=width * 3,
@@ -48,12 +65,12 @@ def train_tiny_vision(
                 eos_token_id=tokenizer.eos_token_id,  # pyright: ignore[reportCallIssue]
             )
         )
-    model.model.language_model.load_state_dict(language.model.state_dict())  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue, reportArgumentType]
+    model.model.language_model.load_state_dict(llama.model.state_dict())  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue, reportArgumentType]
     model.tie_weights()
-    model.generation_config = language.generation_config  # pyright: ignore[reportAttributeAccessIssue]
+    model.generation_config = llama.generation_config  # pyright: ignore[reportAttributeAccessIssue]
     half = [0.5, 0.5, 0.5]
     model.image_processor = CLIPImageProcessorPil(
         size={"height": side, "width": side}, do_center_crop=False, image_mean=half, image_std=half
     )  # pyright: ignore[reportArgumentType]
     save_model(model.eval(), tokenizer, out)
-    return {**found, "parameters": float(sum(p.numel() for p in model.parameters()))}
+    return sum(p.numel() for p in model.parameters())

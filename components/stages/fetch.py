@@ -39,6 +39,7 @@ def fetch_model(job: Job) -> dict[str, Any]:
     """
     from ratchet.components.inference.verify import require_verified
     from ratchet.components.models.gguf import convert_gguf
+    from ratchet.components.models.images import load_image_processor, takes_images
     from ratchet.components.models.load import REMOTE_CODE, trusted
     from ratchet.components.models.lora import FOLDER, is_adapter, merge_adapter
 
@@ -79,6 +80,8 @@ def fetch_model(job: Job) -> dict[str, Any]:
                 "The recipe lets the code beside these weights be run.\n"
             )
         trusted(job.work.product)
+        if takes_images(job.work.product):
+            load_image_processor(job.work.product)  # its absence shows now, not after the first training
     if options.get("role") == "reward":
         _check_reward(job.work.product, options["source"])
     require_verified(job.work.product)

@@ -198,8 +198,8 @@ def recipe(
         + (f", {len(records) - counts[kind]:,} rows of other kinds" if len(counts) > 1 else "")
         + (f" ({dropped} rows of the file cannot be read)" if dropped else "")
         + ".",
-        f"# What is not here is as in `{kind.base}`: `ratchet recipes explain {out.name}` writes every "
-        f"key out, `ratchet recipes check {out.name}` checks it.",
+        f"# What is not here is as in `{kind.base}`: `ratchet recipes explain {out.name} --defaults` "
+        f"writes every key out, `ratchet recipes check {out.name}` checks it.",
         "schema: 1",
         f"base: {kind.base}",
         f"about: {json.dumps(about)}",

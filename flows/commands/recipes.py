@@ -51,9 +51,17 @@ def list_recipes(as_json: Json = False) -> None:
 
 
 @app.command()
-def explain(recipe: RecipeName, set: Set = [], profile: ProfileOption = None, as_json: Json = False) -> None:  # noqa: B006
-    """Print a recipe with every default written out, its derived batch sizes and token counts, and what it
-    is: paper, pieces, equation, its difference from its base, and what was measured of its claim.
+def explain(
+    recipe: RecipeName,
+    set: Set = [],  # noqa: B006
+    profile: ProfileOption = None,
+    defaults: Annotated[
+        bool, typer.Option("--defaults", help="Print the recipe as YAML instead, with every default.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Print what a recipe is: paper, pieces, equation, its difference from its base, and what was measured of
+    its claim; then its derived batch sizes and token counts.
     """
     from ratchet.components.recipes.plain_values import plain
     from ratchet.components.recipes.recipe import dump, load
@@ -64,15 +72,16 @@ def explain(recipe: RecipeName, set: Set = [], profile: ProfileOption = None, as
     loaded, chosen = load(recipe, overrides=set, profile=profile)
     if as_json:
         return print_json(plain({"recipe": loaded, "profile": chosen}))
-    typer.echo(dump(loaded, chosen))  # as it is: what Rich prints it wraps
-    console = open_console(highlight=False)
+    if defaults:
+        return typer.echo(dump(loaded, chosen))  # as it is: what Rich prints it wraps
+    console, stored = open_console(highlight=False), read()
+    for line in [*summary(loaded, stored), "", *details(loaded, stored), ""]:
+        console.print(line, markup=False, soft_wrap=True)
     console.print(sizes(loaded, chosen))
     if loaded.data.splits is None:
         shares = ", ".join(f"{name} {share:.2f}" for name, share in _default_splits(loaded).items())
         typer.echo(f"data.splits: null stands for {shares}, as far as the data can fill them")
-    stored = read()
-    for line in ["", *summary(loaded, stored), "", *details(loaded, stored)]:
-        console.print(line, markup=False, soft_wrap=True)
+    typer.echo(f"every default: ratchet recipes explain {recipe} --defaults")
 
 
 @app.command("check")

@@ -446,6 +446,7 @@ def test_recipes_are_listed_by_family_with_their_verdict(monkeypatch: pytest.Mon
 def test_explain_says_what_a_recipe_is_in_five_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ratchet.flows.claim_records.read", lambda: {"rloo": verdict()})
     text = CliRunner().invoke(app, ["recipes", "explain", "rloo"]).output.partition("rloo: RLOO")[2]
+    text = text.partition("\n\nquantity")[0]
     lines, details = text.splitlines()[:5], text.splitlines()[6:]
     expected = (
         ("(REINFORCE",),

@@ -146,7 +146,7 @@ def test_changed_round_replans_it_and_later_rounds_only(
 
 
 def test_recipes_explain_is_the_resolved_recipe(tmp_path: Path) -> None:
-    done = ratchet("recipes", "explain", "dpo", cwd=tmp_path)
+    done = ratchet("recipes", "explain", "dpo", "--defaults", cwd=tmp_path)
     assert (
         "preference.dpo" in done.stdout
         and "label_smoothing" not in done.stdout
@@ -155,8 +155,10 @@ def test_recipes_explain_is_the_resolved_recipe(tmp_path: Path) -> None:
 
 
 def test_explain_takes_overrides() -> None:
-    done = CliRunner().invoke(app, ["recipes", "explain", "dpo", "--set", "offline.fit.batch=3"])
-    said = yaml.safe_load(done.output.partition("\nquantity")[0])["recipe"]
+    done = CliRunner().invoke(
+        app, ["recipes", "explain", "dpo", "--defaults", "--set", "offline.fit.batch=3"]
+    )
+    said = yaml.safe_load(done.output)["recipe"]
     assert said["offline"]["fit"]["batch"] == 3
     assert (
         said["data"]["near_threshold"],
@@ -167,8 +169,8 @@ def test_explain_takes_overrides() -> None:
 
 def test_explained_recipe_is_valid_yaml() -> None:
     """Addresses are longer than a line of 80 columns: a piped recipe is read back as it was written."""
-    text = CliRunner().invoke(app, ["recipes", "explain", "chat"]).output
-    assert text.startswith(dump(*load("chat"))) and max(map(len, text.splitlines())) > 80
+    text = CliRunner().invoke(app, ["recipes", "explain", "chat", "--defaults"]).output
+    assert text == f"{dump(*load('chat'))}\n" and max(map(len, text.splitlines())) > 80
 
 
 def test_log_has_one_line_per_event(
