@@ -85,7 +85,7 @@ def collect(model: str, policy: Path, curated: Path, folder: Path) -> dict[str, 
         if done is None or fate != "kept":
             continue
         tokens = list(done.trajectories[0].inputs["tokens"])
-        prompt = encode_prompt(tokenizer, group.prompt.messages)
+        prompt = encode_prompt(tokenizer, group.prompt)
         if (
             shortest <= len(prompt) <= longest
             and len(tokens) <= longest + 64

@@ -67,8 +67,8 @@ class Trajectory:
     """One episode of one actor: a sampled answer, or a human answer read from disk.
 
     `messages`: everything after the prompt (usually one assistant message). `inputs["tokens"]` (T): token ids
-    of prompt and continuation. `mask` (T): the loss mask, True on the actor's own tokens. `logprobs` (T): the sampler's log-probs, None if not sampled. `parent`: (sibling, step)
-    from which this trajectory branched.
+    of prompt and continuation. `mask` (T): the loss mask, True on the actor's own tokens. `logprobs` (T): the
+    sampler's log-probs, None if not sampled. `parent`: (sibling, step) from which this trajectory branched.
     """
 
     messages: tuple[Message, ...]
@@ -289,7 +289,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Resources of a piece besides its arguments. `counts`: what a piece drops, by reason, for the summary."""
+    """Resources of a piece besides its arguments. `counts`: what it drops, by reason, for the summary."""
 
     # engines by name; the encoder of sentences is a function of texts
     models: Mapping[str, Any] = field(default_factory=dict)

@@ -8,7 +8,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ratchet.components.data.building import _first, _meta, _over, prompt_digest
+from ratchet.components.data.building import first_by_hash, over_limit, prompt_digest, prompt_meta
 from ratchet.components.data.pair_builders import preference_pairs
 from ratchet.components.data.records import Conversation, CountTokens, FilterResult, Rejected, prefix_within
 from ratchet.components.recipes.sections import Contexts, Conversations, Labelled
@@ -68,12 +68,14 @@ def conversation_groups(
             )
             continue
         cut += len(messages) < len(record.messages)
-        prompt = record.prompt(record.id, (*record.head, *messages[:start]), _meta(record), record.answer)
+        prompt = record.prompt(
+            record.id, (*record.head, *messages[:start]), prompt_meta(record), record.answer
+        )
         kept.append(Group(prompt, (Trajectory(messages[start:]),)))
     return FilterResult(
-        _first(kept, options.limit, seed),
+        first_by_hash(kept, options.limit, seed),
         dropped,
-        {"truncated to max_tokens": cut, "over the limit": _over(kept, options.limit)},
+        {"truncated to max_tokens": cut, "over the limit": over_limit(kept, options.limit)},
     )
 
 
@@ -126,12 +128,12 @@ def prompt_groups(
             reply = () if record.label is False else reply
             answer = record.answer if record.answer is not None else (reply[-1]["content"] if reply else None)
             name = record.id if record.opening else f"{record.id}:{k}"
-            prompt = record.prompt(name, context, _meta(record), answer)
+            prompt = record.prompt(name, context, prompt_meta(record), answer)
             kept.append(Group(prompt, (Trajectory(reply),) if reply else ()))
     return FilterResult(
-        _first(kept, options.limit, seed),
+        first_by_hash(kept, options.limit, seed),
         dropped,
-        {"repeated context": same, "over the limit": _over(kept, options.limit)},
+        {"repeated context": same, "over the limit": over_limit(kept, options.limit)},
     )
 
 
@@ -158,11 +160,11 @@ def labelled_answers(
             continue
         start = record.opening or len(record.messages) - 1
         prompt = record.prompt(
-            record.id, (*record.head, *record.messages[:start]), _meta(record), record.answer
+            record.id, (*record.head, *record.messages[:start]), prompt_meta(record), record.answer
         )
         kept.append(Group(prompt, (Trajectory(record.messages[start:]),), {"label": [float(record.label)]}))
     return FilterResult(
-        _first(kept, options.limit, seed), dropped, {"over the limit": _over(kept, options.limit)}
+        first_by_hash(kept, options.limit, seed), dropped, {"over the limit": over_limit(kept, options.limit)}
     )
 
 

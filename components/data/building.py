@@ -11,7 +11,7 @@ from ratchet.components.data.records import Conversation
 from ratchet.components.types import Group, Message
 
 
-def _meta(record: Conversation) -> dict[str, Any]:
+def prompt_meta(record: Conversation) -> dict[str, Any]:
     own: dict[str, Any] = dict(record.meta) | {"conversation": record.id}
     if record.topic:
         own["topic"] = record.topic
@@ -26,7 +26,7 @@ def prompt_digest(messages: Sequence[Message]) -> str:
     return hashlib.sha256(json.dumps(turns).encode()).hexdigest()
 
 
-def _first(groups: list[Group], limit: int | None, seed: int) -> list[Group]:
+def first_by_hash(groups: list[Group], limit: int | None, seed: int) -> list[Group]:
     """At most `limit` groups, chosen by hash, in their original order."""
     if limit is None or len(groups) <= limit:
         return groups
@@ -36,5 +36,5 @@ def _first(groups: list[Group], limit: int | None, seed: int) -> list[Group]:
     return [groups[i] for i in sorted(order[:limit])]
 
 
-def _over(groups: list[Group], limit: int | None) -> int:
+def over_limit(groups: list[Group], limit: int | None) -> int:
     return max(0, len(groups) - limit) if limit is not None else 0

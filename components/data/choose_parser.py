@@ -18,7 +18,7 @@ PAIR = frozenset({"chosen", "rejected"})
 """Columns that only mean something together."""
 
 
-def _chooser(parser: str | Mapping[str, Any]) -> Callable[[Mapping[str, Any]], tuple[str, Parser]]:
+def chooser(parser: str | Mapping[str, Any]) -> Callable[[Mapping[str, Any]], tuple[str, Parser]]:
     """Function from a row to (name, parser); the name is empty if the recipe fixes the parser."""
     if parser != "auto":
         only = build("parser", {"name": parser} if isinstance(parser, str) else parser)
@@ -52,7 +52,7 @@ def _chooser(parser: str | Mapping[str, Any]) -> Callable[[Mapping[str, Any]], t
 
 def layout_of(path: Path) -> str:
     """Name of the parser that `auto` selects for the first readable row; empty if there is none."""
-    choose = _chooser("auto")
+    choose = chooser("auto")
     for _, file in published(path):
         for _, row in read_rows(file):
             with contextlib.suppress(ValueError):

@@ -41,7 +41,7 @@ from ratchet.components.data.builders import BUILDERS
 from ratchet.components.data.curation_report import pair_report, rating_report, write_quarantine
 from ratchet.components.data.decontaminate import decontaminate
 from ratchet.components.data.groups import write_groups
-from ratchet.components.data.lost_records import _refuse_loss
+from ratchet.components.data.lost_records import refuse_loss
 from ratchet.components.data.mixture import mixed, read_sources, report_sources
 from ratchet.components.data.offered import NEEDS, default_shares, refuse_other_preferences, split_records
 from ratchet.components.data.parquet import save_table
@@ -179,7 +179,7 @@ def curate_records(
             f"no record of {', '.join(named)} "
             f"is left after the transforms: {[(s['step'], s['dropped']) for s in steps]}"
         )
-    early = _refuse_loss(quarantine, total, data.max_dropped, "are lost before the split", file)
+    early = refuse_loss(quarantine, total, data.max_dropped, "are lost before the split", file)
     if any(one.weight for one in data.sources):
         records = note("mix", len(records), mixed(data, records, seed))
 
@@ -237,7 +237,7 @@ def curate_records(
             if any(LONG.search(record.reason) for _, record in lost)
             else ""
         )
-        warnings += _refuse_loss(lost, len(part), data.max_dropped, f"of split {name!r} are lost", file, long)
+        warnings += refuse_loss(lost, len(part), data.max_dropped, f"of split {name!r} are lost", file, long)
     return Curated(everything, records, parts, built, homes, steps, quarantine, early + warnings)
 
 

@@ -17,7 +17,7 @@ def digest(path: Path, of_file: Callable[[Path], str] | None = None) -> str:
     """
     of_file = of_file or _read
     if path.is_dir():
-        lines = (f"{of_file(p)}  {p.relative_to(path).as_posix()}\n" for p in _files(path))
+        lines = (f"{of_file(p)}  {p.relative_to(path).as_posix()}\n" for p in files_of(path))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
     return of_file(path)
 
@@ -27,7 +27,7 @@ def _read(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _files(folder: Path) -> list[Path]:
+def files_of(folder: Path) -> list[Path]:
     """All files of a folder. Symlinks may point inside the folder or, for a Hub snapshot, inside its cache;
     others are a `SourceError`.
     """
@@ -45,7 +45,7 @@ def _files(folder: Path) -> list[Path]:
     )
 
 
-def _check(found: str, expected: str | None, what: str) -> None:
+def check_digest(found: str, expected: str | None, what: str) -> None:
     if expected is not None and found != expected.lower():
         raise SourceError(
             f"{what} has SHA-256 {found}, the recipe pins {expected}; nothing was unpacked. "

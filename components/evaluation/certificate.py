@@ -18,11 +18,11 @@ import numpy as np
 from ratchet.components.errors import ContractError, DataError
 from ratchet.components.evaluation.bootstrap import Interval
 from ratchet.components.evaluation.certificate_statistics import (
-    _sigmoid,
     accuracy,
     calibration,
     independent,
     length_bias,
+    sigmoid,
 )
 from ratchet.components.recipes.conform import conform
 from ratchet.components.recipes.sections import Limits
@@ -111,7 +111,7 @@ def certify(
         "best_of_n": best_of_n and dict(best_of_n),
         "cross_validated": cross_validated,
         "ties": float((deltas == 0).mean()),
-        "brier": float(np.mean((1 - _sigmoid(deltas)) ** 2)),
+        "brier": float(np.mean((1 - sigmoid(deltas)) ** 2)),
         "calibration_error": error,
         "reliability": bins,
         "margin": {"mean": float(deltas.mean()), "deviation": float(deltas.std())},

@@ -40,7 +40,7 @@ def calibration(deltas: np.ndarray, bins: int = BINS) -> tuple[float, list[dict[
     All pairs are chosen-first, so the prediction is folded: confidence σ(|Δ|) in 0.5..1 that the
     higher-scored answer is preferred, correct if Δ > 0. Bins have equal width; empty bins are omitted.
     """
-    confidence, right = _sigmoid(np.abs(deltas)), (deltas > 0) + 0.5 * (deltas == 0)
+    confidence, right = sigmoid(np.abs(deltas)), (deltas > 0) + 0.5 * (deltas == 0)
     place = np.minimum(((confidence - 0.5) * 2 * bins).astype(int), bins - 1)
     table = [
         {
@@ -95,7 +95,7 @@ def _logistic(deltas: np.ndarray, gaps: np.ndarray) -> tuple[float, float]:
     return float(a), float(b)
 
 
-def _sigmoid(x: np.ndarray) -> np.ndarray:
+def sigmoid(x: np.ndarray) -> np.ndarray:
     from scipy.special import expit
 
     return expit(x)

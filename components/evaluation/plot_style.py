@@ -26,7 +26,7 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def _styled(draw: Callable[..., Path]) -> Callable[..., Path]:
+def styled(draw: Callable[..., Path]) -> Callable[..., Path]:
     """Apply `STYLE` during drawing: matplotlib reads fonts and colours when artists are created."""
 
     @functools.wraps(draw)
@@ -39,20 +39,20 @@ def _styled(draw: Callable[..., Path]) -> Callable[..., Path]:
     return styled
 
 
-def _per_cent() -> Any:
+def per_cent() -> Any:
     """Percent tick formatter with as many decimals as the tick distance needs."""
     from matplotlib.ticker import PercentFormatter
 
     return PercentFormatter(1.0)
 
 
-def _interval(axes: Any, row: Mapping[str, float], at: float, *, colour: str, marker: str) -> None:
+def draw_interval(axes: Any, row: Mapping[str, float], at: float, *, colour: str, marker: str) -> None:
     """A vertical interval around its mean."""
     axes.plot([at, at], [row["low"], row["high"]], color=colour, linewidth=2, solid_capstyle="round")
     axes.plot(at, row["mean"], marker, color=colour, markersize=6)
 
 
-def _figure(width: float, height: float, lines: int = 0, columns: int = 0) -> tuple[Any, Any]:
+def new_figure(width: float, height: float, lines: int = 0, columns: int = 0) -> tuple[Any, Any]:
     """A figure without pyplot state and its axes; with `lines` and `columns`, an array of axes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -62,7 +62,7 @@ def _figure(width: float, height: float, lines: int = 0, columns: int = 0) -> tu
     return figure, figure.subplots(lines, columns, squeeze=False) if columns else figure.subplots()
 
 
-def _save(figure: Any, path: Path) -> Path:
+def save_figure(figure: Any, path: Path) -> Path:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = {"Software": None} if path.suffix == ".png" else {"Date": None, "Creator": None}

@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ratchet.components.evaluation.plot_style import _figure, _interval, _per_cent, _save, _styled
+from ratchet.components.evaluation.plot_style import draw_interval, new_figure, per_cent, save_figure, styled
 
 BLUE, ORANGE, GREEN, GREY, RED = "#2563a8", "#d9772b", "#3a8f5c", "#8a8f98", "#b83a3a"
 COLOURS = (BLUE, ORANGE, GREEN, GREY, RED)
 MARKERS = ("o", "s", "D", "^", "v")  # arms differ in marker too, not only in colour
 
 
-@_styled
+@styled
 def calibration(bins: Sequence[Mapping[str, float]], path: Path, *, error: float | None = None) -> Path:
     """Reliability diagram: accuracy against predicted probability; marker area = number of pairs."""
-    figure, axes = _figure(4.6, 4.2)
+    figure, axes = new_figure(4.6, 4.2)
     axes.plot([0.5, 1], [0.5, 1], color=GREY, linestyle="--", linewidth=1, label="perfectly calibrated")
     total = sum(b["pairs"] for b in bins) or 1
     x, y = [b["confidence"] for b in bins], [b["accuracy"] for b in bins]
@@ -30,7 +30,7 @@ def calibration(bins: Sequence[Mapping[str, float]], path: Path, *, error: float
         title="Calibration" + (f" (expected error {error:.3f})" if error is not None else ""),
     )
     axes.legend(loc="upper left")
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
 def certificate(found: Mapping[str, Any], folder: Path, *, suffix: str = "") -> dict[str, Path]:
@@ -48,10 +48,10 @@ def certificate(found: Mapping[str, Any], folder: Path, *, suffix: str = "") -> 
     return {path.stem: path for path in drawn}
 
 
-@_styled
+@styled
 def win_rates(rows: Mapping[str, Mapping[str, float]], path: Path) -> Path:
     """Label → {mean, low, high}: one horizontal interval per row around the 50 % line, in the given order."""
-    figure, axes = _figure(6.2, 1.2 + 0.45 * len(rows))
+    figure, axes = new_figure(6.2, 1.2 + 0.45 * len(rows))
     for place, row in enumerate(reversed(list(rows.values()))):
         colour = GREEN if row["low"] > 0.5 else RED if row["high"] < 0.5 else GREY
         axes.plot(
@@ -77,10 +77,10 @@ def win_rates(rows: Mapping[str, Mapping[str, float]], path: Path) -> Path:
     )
     axes.xaxis.set_major_formatter("{x:.0%}")
     axes.grid(axis="y", visible=False)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
-@_styled
+@styled
 def rounds(rows: Sequence[Mapping[str, float]], path: Path) -> Path:
     """One small plot each for reward, gold score, KL, length and diversity by round, two beside each other,
     which a phone can show; metrics without values are omitted.
@@ -94,7 +94,7 @@ def rounds(rows: Sequence[Mapping[str, float]], path: Path) -> Path:
     ]
     shown = [w for w in wanted if any(w[0] in row for row in rows)]
     columns, lines = min(len(shown), 2) or 1, max(1, -(-len(shown) // 2))
-    figure, panels = _figure(3.1 * columns, 2.3 * lines, lines, columns)
+    figure, panels = new_figure(3.1 * columns, 2.3 * lines, lines, columns)
     for axes in panels.flat[len(shown) :]:
         axes.remove()
     for axes, (key, title, colour) in zip(panels.flat, shown, strict=False):
@@ -103,33 +103,33 @@ def rounds(rows: Sequence[Mapping[str, float]], path: Path) -> Path:
         axes.set(title=title, xlabel="round")
         axes.set_xticks([row.get("round", i + 1) for i, row in enumerate(rows)])
         axes.margins(x=0.15, y=0.2)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
-@_styled
+@styled
 def best_of_n(found: Mapping[str, Mapping[str, float]], path: Path) -> Path:
     """n -> interval of the true rate of the answer that the reward model scores highest among n; logarithmic
     x axis.
     """
-    figure, axes = _figure(5.4, 3.6)
+    figure, axes = new_figure(5.4, 3.6)
     rows = sorted((int(n), row) for n, row in found.items() if n.isdigit())
     axes.plot([n for n, _ in rows], [row["mean"] for _, row in rows], "-", color=BLUE, linewidth=1.2)
     for n, row in rows:
-        _interval(axes, row, n, colour=BLUE, marker="o")
+        draw_interval(axes, row, n, colour=BLUE, marker="o")
     axes.set(xlabel="n answers, of which the reward model picks one", ylabel="true rate", title="Best of n")
     axes.set_xscale("log", base=2)
     axes.set_xticks([n for n, _ in rows], [str(n) for n, _ in rows])
     axes.minorticks_off()
-    axes.yaxis.set_major_formatter(_per_cent())
+    axes.yaxis.set_major_formatter(per_cent())
     axes.margins(x=0.08, y=0.15)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
-@_styled
+@styled
 def slices(rows: Mapping[str, Mapping[str, Mapping[str, float]]], path: Path, *, title: str) -> Path:
     """Row label -> arm -> interval of a rate, as dots with intervals."""
     arms = list(dict.fromkeys(arm for row in rows.values() for arm in row))
-    figure, axes = _figure(6.2, 1.2 + (0.1 + 0.13 * len(arms)) * len(rows))
+    figure, axes = new_figure(6.2, 1.2 + (0.1 + 0.13 * len(arms)) * len(rows))
     for place, row in enumerate(reversed(list(rows.values()))):
         for number, arm in enumerate(arms):
             if arm in row:
@@ -156,15 +156,15 @@ def slices(rows: Mapping[str, Mapping[str, Mapping[str, float]]], path: Path, *,
     axes.grid(axis="y", visible=False)
     handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     figure.legend([handles[arm] for arm in arms], arms, loc="outside lower center", ncols=max(len(arms), 1))
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
-@_styled
+@styled
 def proxy_gold(rows: Sequence[Mapping[str, float]], path: Path) -> Path:
     """Mean reward-model score (left axis, dashed) and true rate with its interval (right axis, solid) by
     round.
     """
-    figure, left = _figure(6.2, 3.6)
+    figure, left = new_figure(6.2, 3.6)
     right = left.twinx()
     rounds = [row["round"] for row in rows]
     (proxy,) = left.plot(
@@ -179,7 +179,7 @@ def proxy_gold(rows: Sequence[Mapping[str, float]], path: Path) -> Path:
     )
     for row in rows:
         if "gold_low" in row:
-            _interval(
+            draw_interval(
                 right,
                 {"mean": row["gold"], "low": row["gold_low"], "high": row["gold_high"]},
                 row["round"],
@@ -189,22 +189,22 @@ def proxy_gold(rows: Sequence[Mapping[str, float]], path: Path) -> Path:
     left.set(xlabel="round", title="Reward model against the truth")
     left.set_ylabel("reward model's mean score", color=ORANGE)
     right.set_ylabel("true rate", color=GREEN)
-    right.yaxis.set_major_formatter(_per_cent())
+    right.yaxis.set_major_formatter(per_cent())
     right.spines["right"].set_visible(True)
     right.grid(visible=False)
     left.set_xticks(rounds)
     left.margins(x=0.08, y=0.15)
     right.margins(y=0.15)
     figure.legend(handles=[proxy, gold], loc="outside lower center", ncols=2)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
-@_styled
+@styled
 def lengths(arms: Mapping[str, Sequence[float]], path: Path) -> Path:
     """Arm → answer lengths in tokens: one outlined histogram each on common bins."""
     import numpy as np
 
-    figure, axes = _figure(5.6, 3.4)
+    figure, axes = new_figure(5.6, 3.4)
     longest = max(max(values, default=1) for values in arms.values())
     edges = np.arange(0, longest + 2, max(1, round(longest / 24))) - 0.5  # whole tokens per bin
     edges = np.append(edges, edges[-1] + (edges[1] - edges[0]))
@@ -220,10 +220,10 @@ def lengths(arms: Mapping[str, Sequence[float]], path: Path) -> Path:
         )
     axes.set(xlabel="tokens an answer", ylabel="share of answers", title="Length of the answers")
     axes.legend()
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
-@_styled
+@styled
 def length_bias(length: Mapping[str, Any], accuracy: Mapping[str, float], path: Path) -> Path:
     """`length` section of a certificate: accuracy raw, length-controlled, at equal length, and of preferring
     the longer answer.
@@ -235,7 +235,7 @@ def length_bias(length: Mapping[str, Any], accuracy: Mapping[str, float], path: 
         "the longer one": length["longer_preferred"],
     }
     rows = {name: row for name, row in rows.items() if row}
-    figure, axes = _figure(5.4, 4.2)
+    figure, axes = new_figure(5.4, 4.2)
     for place, row in enumerate(rows.values()):
         axes.bar(place, row["mean"], width=0.6, color=GREY if place == len(rows) - 1 else BLUE, alpha=0.85)
         axes.errorbar(
@@ -250,15 +250,15 @@ def length_bias(length: Mapping[str, Any], accuracy: Mapping[str, float], path: 
     axes.set(ylabel="held-out accuracy", ylim=(0.3, 1), title="How much of the preference is length")
     axes.yaxis.set_major_formatter("{x:.0%}")
     axes.grid(axis="x", visible=False)
-    return _save(figure, path)
+    return save_figure(figure, path)
 
 
-@_styled
+@styled
 def training(
     curves: Mapping[str, Sequence[tuple[float, float]]], path: Path, *, ylabel: str = "loss"
 ) -> Path:
     """Name → points (step, value): training curves on common axes."""
-    figure, axes = _figure(6.2, 3.4)
+    figure, axes = new_figure(6.2, 3.4)
     for (name, points), colour in zip(
         curves.items(), COLOURS * (1 + len(curves) // len(COLOURS)), strict=False
     ):
@@ -272,4 +272,4 @@ def training(
             )
     axes.set(xlabel="step", ylabel=ylabel, title="Training")
     axes.legend()
-    return _save(figure, path)
+    return save_figure(figure, path)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ratchet.components.labels.labels import LABELS, read_history, to_line
 from ratchet.components.labels.queue import Queue
-from ratchet.components.labels.queue_files import LEASES, _leases
+from ratchet.components.labels.queue_files import LEASES, leases_of
 from ratchet.components.storage.store import write_atomic
 
 
@@ -20,6 +20,6 @@ def forget(folder: Path, annotator: str) -> int:
         file = folder / LABELS
         kept = [one for one in read_history(file) if one.annotator != annotator] if file.exists() else []
         write_atomic(file, "".join(map(to_line, kept)))
-        left = [row for row in _leases(folder) if row[1] != annotator]
+        left = [row for row in leases_of(folder) if row[1] != annotator]
         write_atomic(folder / LEASES, "".join(json.dumps(row) + "\n" for row in left))
     return labels

@@ -33,7 +33,7 @@ from ratchet.components.labels.labels import (
     standing,
 )
 from ratchet.components.labels.progress import RECENT, Progress
-from ratchet.components.labels.queue_files import CLOSED, LEASES, LOCK, WRITING, _leases
+from ratchet.components.labels.queue_files import CLOSED, LEASES, LOCK, WRITING, leases_of
 from ratchet.components.labels.settings import common, given, needed, ordinary, read_settings
 from ratchet.components.storage.store import write_atomic
 
@@ -80,7 +80,7 @@ class Queue:
         for label in standing(read_history(file)) if file.exists() else ():
             self._keep(label)
         self._leases: dict[str, dict[str, float]] = {}  # item -> annotator -> end
-        now, rows = self._clock(), {(item, holder): until for item, holder, until in _leases(self.folder)}
+        now, rows = self._clock(), {(item, holder): until for item, holder, until in leases_of(self.folder)}
         rows = {key: until for key, until in rows.items() if until > now and key not in self._labels}
         for (item, holder), until in rows.items():
             self._leases.setdefault(item, {})[holder] = until

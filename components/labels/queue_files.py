@@ -30,7 +30,7 @@ def close_queue(folder: Path) -> list[Label]:
         return read_labels(folder)
 
 
-def _leases(folder: Path) -> list[list[Any]]:
+def leases_of(folder: Path) -> list[list[Any]]:
     """Item, annotator and end of every lease that was given."""
     file = folder / LEASES
     return [json.loads(line) for line in file.read_text().split("\n") if line] if file.exists() else []

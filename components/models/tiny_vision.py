@@ -69,8 +69,9 @@ def add_vision(
     model.tie_weights()
     model.generation_config = llama.generation_config  # pyright: ignore[reportAttributeAccessIssue]
     half = [0.5, 0.5, 0.5]
-    model.image_processor = CLIPImageProcessorPil(
+    processor: Any = CLIPImageProcessorPil(
         size={"height": side, "width": side}, do_center_crop=False, image_mean=half, image_std=half
-    )  # pyright: ignore[reportArgumentType]
+    )
+    model.image_processor = processor
     save_model(model.eval(), tokenizer, out)
     return sum(p.numel() for p in model.parameters())

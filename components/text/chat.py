@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from ratchet.components.errors import ContractError
 from ratchet.components.text.images import placed, placed_marks
-from ratchet.components.text.rendering import Piece, _marked, _pieces, _render, _tokens
+from ratchet.components.text.rendering import Piece, render, rendered_pieces, rendered_tokens, with_marks
 from ratchet.components.types import Group, Message, Prompt, Trajectory
 
 
@@ -27,7 +27,7 @@ def encode(tokenizer: Any, prompt: Prompt, trajectory: Trajectory) -> Trajectory
     """
     if "tokens" in trajectory.inputs:
         return trajectory
-    pieces = _pieces(tokenizer, [*placed(tokenizer, prompt), *trajectory.messages], prompt.id)
+    pieces = rendered_pieces(tokenizer, [*placed(tokenizer, prompt), *trajectory.messages], prompt.id)
     return _join(tokenizer, prompt, trajectory, pieces)
 
 
@@ -39,7 +39,7 @@ def encode_whole(tokenizer: Any, prompt: Prompt, trajectory: Trajectory) -> Traj
         return trajectory
     shown = placed(tokenizer, prompt)
     whole, prompt_tokens = (
-        _tokens(tokenizer, messages, generation=generation)
+        rendered_tokens(tokenizer, messages, generation=generation)
         for messages, generation in (([*shown, *trajectory.messages], False), (shown, True))
     )
     return dataclasses.replace(
@@ -51,7 +51,7 @@ def encode_whole(tokenizer: Any, prompt: Prompt, trajectory: Trajectory) -> Traj
 
 def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
     """Token ids of a prompt with the generation prompt; a prefix of every `encode` of a continuation."""
-    pieces = _pieces(tokenizer, placed(tokenizer, prompt), prompt.id, generation=True)
+    pieces = rendered_pieces(tokenizer, placed(tokenizer, prompt), prompt.id, generation=True)
     return [token for piece in pieces for token in piece.tokens]
 
 
@@ -59,7 +59,7 @@ def count_tokens(tokenizer: Any, messages: Sequence[Message]) -> int:
     """Number of tokens of `encode_prompt`, without its round-trip check; for filtering thousands of
     records.
     """
-    return len(_tokens(tokenizer, placed_marks(tokenizer, messages), generation=True))
+    return len(rendered_tokens(tokenizer, placed_marks(tokenizer, messages), generation=True))
 
 
 def decode_answer(tokenizer: Any, tokens: Sequence[int]) -> str:
@@ -87,7 +87,7 @@ def encode_reply(tokenizer: Any, messages: Sequence[Message], *, ended: bool = T
     `ContractError` if the template renders the messages differently after another conversation, for then no
     suffix is right for all.
     """
-    messages, mark = _marked(tokenizer, messages)
+    messages, mark = with_marks(tokenizer, messages)
     first, *others = [_suffix(tokenizer, context, messages) for context in CONTEXTS]
     for other in others:
         if other != first:
@@ -109,8 +109,8 @@ def encode_reply(tokenizer: Any, messages: Sequence[Message], *, ended: bool = T
 
 def _suffix(tokenizer: Any, context: Sequence[Message], messages: Sequence[Message]) -> str:
     """What the template writes after the end-of-turn token of the last answer of `context`."""
-    head = _render(tokenizer, context[:-1], generation=True)
-    full = _render(tokenizer, [*context, *messages], generation=True)
+    head = render(tokenizer, context[:-1], generation=True)
+    full = render(tokenizer, [*context, *messages], generation=True)
     stop = full.find(tokenizer.eos_token, len(head))
     if not full.startswith(head + context[-1]["content"]) or stop < 0:
         raise ContractError(
@@ -159,7 +159,7 @@ def encode_group(
             done.append(trajectory)
             continue
         shown = placed(tokenizer, group.prompt)
-        pieces = _pieces(tokenizer, [*shown, *trajectory.messages], group.prompt.id)
+        pieces = rendered_pieces(tokenizer, [*shown, *trajectory.messages], group.prompt.id)
         whole = _join(tokenizer, group.prompt, trajectory, pieces)
         if len(whole.mask) > max_tokens:
             whole = _cut(tokenizer, group.prompt, trajectory, pieces, max_tokens)

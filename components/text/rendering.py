@@ -25,14 +25,14 @@ class Piece:
     message: int | None
 
 
-def _pieces(
+def rendered_pieces(
     tokenizer: Any, messages: Sequence[Message], name: str, *, generation: bool = False
 ) -> list[Piece]:
     """The rendering split before each assistant content and after its end-of-turn token. `ContractError` if
     the template cannot be split this way, or if the tokens do not decode to the rendering.
     """
-    messages, mark = _marked(tokenizer, messages)
-    full = _render(tokenizer, messages, generation=generation)
+    messages, mark = with_marks(tokenizer, messages)
+    full = render(tokenizer, messages, generation=generation)
     spans: list[tuple[str, int | None]] = []
     at = 0
     for start, stop, i in _answers(tokenizer, messages, full, name):
@@ -71,7 +71,7 @@ def _answers(tokenizer: Any, messages: Sequence[Message], full: str, name: str) 
     for i, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        head = _render(tokenizer, messages[:i], generation=True)
+        head = render(tokenizer, messages[:i], generation=True)
         stop = full.find(eos, len(head))
         if not full.startswith(head):
             raise ContractError(
@@ -91,14 +91,14 @@ def _answers(tokenizer: Any, messages: Sequence[Message], full: str, name: str) 
     return cuts
 
 
-def _tokens(tokenizer: Any, messages: Sequence[Message], *, generation: bool) -> list[int]:
+def rendered_tokens(tokenizer: Any, messages: Sequence[Message], *, generation: bool) -> list[int]:
     """Token ids of the whole rendering."""
-    messages, mark = _marked(tokenizer, messages)
-    parts = _render(tokenizer, messages, generation=generation).split(mark)
+    messages, mark = with_marks(tokenizer, messages)
+    parts = render(tokenizer, messages, generation=generation).split(mark)
     return [t for tokens in tokenizer(parts, add_special_tokens=False)["input_ids"] for t in tokens]
 
 
-def _marked(tokenizer: Any, messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
+def with_marks(tokenizer: Any, messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
     """The messages with a mark within every special token that their texts spell, and the mark, which no text
     contains. A rendering that is tokenised in parts, split at the marks, has the special tokens of the
     template alone.
@@ -127,7 +127,7 @@ def _special(tokenizer: Any) -> re.Pattern[str] | None:
     )
 
 
-def _render(tokenizer: Any, messages: Sequence[Message], *, generation: bool = False) -> str:
+def render(tokenizer: Any, messages: Sequence[Message], *, generation: bool = False) -> str:
     """The text of `messages`, with the model's image tokens in every `PLACE`. `ContractError` if the template
     refuses them, as some do a system message.
     """
@@ -140,6 +140,6 @@ def _render(tokenizer: Any, messages: Sequence[Message], *, generation: bool = F
         roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
         raise ContractError(
             f"the model's chat template refuses messages of the roles {roles}: {error}; leave that role "
-            "out (in data, a `topic` is a system message, too), or put a chat_template.jinja beside the "
-            "model that allows it"
+            "out (in data, a `topic` is a system message, too), or put a chat_template.jinja that "
+            "allows it into the model's folder"
         ) from None

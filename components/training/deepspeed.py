@@ -21,7 +21,7 @@ from ratchet.components.models.lora import FOLDER, save_adapter
 from ratchet.components.models.products import has_bfloat16
 from ratchet.components.models.value import PolicyWithValue
 from ratchet.components.training import ranks
-from ratchet.components.training.deepspeed_config import _deepspeed, _quiet, config
+from ratchet.components.training.deepspeed_config import config, import_deepspeed, quiet
 from ratchet.components.training.deepspeed_module import Rows
 from ratchet.components.training.torch import Schedule, rate
 from ratchet.components.types import Batch, Outputs, Read
@@ -59,7 +59,7 @@ class DeepSpeedLearner:
         offload_parameters: bool = False,
         precision: Literal["float32", "bfloat16"] = "float32",
     ) -> None:
-        deepspeed = _deepspeed()
+        deepspeed = import_deepspeed()
         if precision == "bfloat16" and not has_bfloat16():
             raise RecipeError(
                 "profile `precision: bfloat16`: this machine only emulates bfloat16; set float32"
@@ -93,7 +93,7 @@ class DeepSpeedLearner:
         self.max_grad_norm = max_grad_norm
         if not zero_stage:
             optimiser.register_step_pre_hook(self._clip)
-        with _quiet():
+        with quiet():
             self.engine, *_ = deepspeed.initialize(
                 model=Rows(self.model, kind, zero_stage),
                 optimizer=optimiser,

@@ -50,7 +50,7 @@ def config(
     }
 
 
-def _deepspeed() -> Any:
+def import_deepspeed() -> Any:
     """Import DeepSpeed, or raise a `RecipeError`."""
     if not torch.cuda.is_available():
         os.environ.setdefault(
@@ -58,7 +58,7 @@ def _deepspeed() -> Any:
         )  # read at import; DeepSpeed looks for a CUDA toolkit otherwise
     os.environ.setdefault("LOCAL_RANK", "0")  # set by torchrun; DeepSpeed needs it in a single process too
     try:
-        with _quiet():
+        with quiet():
             import deepspeed
     except ImportError as error:
         raise RecipeError(
@@ -71,7 +71,7 @@ def _deepspeed() -> Any:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Suppress DeepSpeed's INFO output (hundreds of lines of configuration)."""
     logger = logging.getLogger("DeepSpeed")
     before = logger.level

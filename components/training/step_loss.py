@@ -44,8 +44,8 @@ def measure(
     """
     import torch
 
-    columns = step_means(learner, update, _rows(groups, trained=False), tokens=tokens)
-    groups = _rows(groups, trained=True)
+    columns = step_means(learner, update, trained_rows(groups, trained=False), tokens=tokens)
+    groups = trained_rows(groups, trained=True)
     batches, real, per_rank = _micro_batches(
         groups,
         widest([p.unit for p in update]),
@@ -94,7 +94,7 @@ def _loss(
         if not math.isfinite(float(term.detach())):
             raise TrainingError(
                 f"the loss term {part.label!r} is {float(term.detach())} on prompts "
-                f"{_first_ids(batch.ids)}; "
+                f"{first_ids(batch.ids)}; "
                 "the last checkpoint is kept. Lower the learning rate or inspect these records"
             )
         loss = term if loss is None else loss + term
@@ -134,7 +134,7 @@ def step_means(
     return {name: math.fsum(other[name] for other in per_rank) / rows for name in functions}
 
 
-def _rows(groups: Sequence[Group], *, trained: bool) -> list[Group]:
+def trained_rows(groups: Sequence[Group], *, trained: bool) -> list[Group]:
     """Groups restricted to trajectories that are trained on (or not). Without the column `trained`, all
     are.
     """
@@ -162,6 +162,6 @@ def _micro_batches(
     return batches, real, [other for _, other in per_rank]
 
 
-def _first_ids(prompts: Iterable[str]) -> str:
+def first_ids(prompts: Iterable[str]) -> str:
     """The first five prompt ids, for an error message."""
     return ", ".join(sorted(set(prompts))[:5])

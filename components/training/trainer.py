@@ -18,7 +18,7 @@ from ratchet.components.storage.state import load_state, save_state
 from ratchet.components.training import ranks
 from ratchet.components.training.objectives import Meter, Part, memories
 from ratchet.components.training.postconditions import check_step_counts
-from ratchet.components.training.step_loss import _first_ids, _rows, measure
+from ratchet.components.training.step_loss import first_ids, measure, trained_rows
 from ratchet.components.training.steps import save_is_due, step_groups, steps_planned
 from ratchet.components.types import Group
 
@@ -47,7 +47,7 @@ def one_step(
             line |= {f"{role}/{name}": value for name, value in learners[role].step().items()}
         except TrainingError as error:  # the learner does not know the prompt ids
             raise TrainingError(
-                f"{error} (prompts {_first_ids(group.prompt.id for group in groups)})"
+                f"{error} (prompts {first_ids(group.prompt.id for group in groups)})"
             ) from error
         for part in update:
             for schedule in part.memories().values():
@@ -94,7 +94,9 @@ def fit(
             time.monotonic() - began
         )
         state["step"] += 1
-        state["tokens"] += sum(sum(t.mask) for g in _rows(chosen, trained=True) for t in g.trajectories)
+        state["tokens"] += sum(
+            sum(t.mask) for g in trained_rows(chosen, trained=True) for t in g.trajectories
+        )
         line["trainable_tokens"] = state["tokens"]
         due = options["validate_every"] and state["step"] % options["validate_every"] == 0
         if validation and (due or state["step"] == planned):

@@ -37,7 +37,7 @@ def plain_pages(monkeypatch: pytest.MonkeyPatch) -> None:
         path.touch()
         return path
 
-    monkeypatch.setattr(plots, "_save", empty)
+    monkeypatch.setattr(plots, "save_figure", empty)
     monkeypatch.setattr(validation, "_write_docs", lambda context, docs: None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratchet.components.piece import piece
-from ratchet.components.pieces.objectives.turn_critic import _by_row, action_values
+from ratchet.components.pieces.objectives.turn_critic import action_values, by_row
 from ratchet.components.recipes.ranges import Bool
 from ratchet.components.types import Batch, Outputs, Terms
 
@@ -33,7 +33,7 @@ def conservative(out: Outputs, batch: Batch, *, calibrated: Bool = True) -> Term
     which G is larger than Q_i(s, a').
     """
     stored, taken = batch.pair(out.action_values[:, :2])
-    returns = batch.pair(_by_row(batch, batch["transition.return"]))[0].to(taken.device)[:, None]
+    returns = batch.pair(by_row(batch, batch["transition.return"]))[0].to(taken.device)[:, None]
     below = taken.detach() < returns
     raised: Tensor = taken.maximum(returns) if calibrated else taken
     return Terms(

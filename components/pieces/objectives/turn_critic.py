@@ -82,7 +82,7 @@ def turn_critic(out: Outputs, batch: Batch) -> Terms:
     """Sum of the squared errors of Q_1, Q_2, V_1 and V_2 against their targets, one term per row (Zhou et
     al., equations 1 and 2, with two of each). The row's loss mask is the turn.
     """
-    targets = torch.stack([_by_row(batch, batch[name]) for name in TARGETS], -1)
+    targets = torch.stack([by_row(batch, batch[name]) for name in TARGETS], -1)
     values = torch.cat([out.action_values[:, :2], out.state_values[:, :2]], -1)
     error = (values - targets.to(values.device)) ** 2
     q, v = values.detach()[:, :2], values.detach()[:, 2:]
@@ -97,6 +97,6 @@ def turn_critic(out: Outputs, batch: Batch) -> Terms:
     )
 
 
-def _by_row(batch: Batch, column: Tensor) -> Tensor:
+def by_row(batch: Batch, column: Tensor) -> Tensor:
     """A column as one number a row: the mean over the turn of one with a number a step."""
     return column if column.dim() == 1 else batch.row_mean(column)

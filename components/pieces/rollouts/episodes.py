@@ -86,7 +86,10 @@ def episodes(
     Random numbers depend on seed, round, prompt id, episode and turn; the first turn is that of `sample`.
     """
     engine = ctx.models["policy"]
-    made = [[_begin(engine, environment, prompt) for _ in range(responses_per_prompt)] for prompt in prompts]
+    made = [
+        [begin_episode(engine, environment, prompt) for _ in range(responses_per_prompt)]
+        for prompt in prompts
+    ]
     replies: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for turn in range(1, turns + 1):
         live = [(p, i) for p, runs in enumerate(made) for i, run in enumerate(runs) if run.stop is None]
@@ -107,7 +110,7 @@ def episodes(
             [run.episode for run, _ in acting], [run.messages[-1]["content"] for run, _ in acting], ctx.models
         )
         for (run, span), step in zip(acting, results, strict=True):
-            _record(engine, run, span, step, replies, last=turn == turns, room=max_length)
+            record_turn(engine, run, span, step, replies, last=turn == turns, room=max_length)
     meta = {
         "round": ctx.round,
         "temperature": temperature,
@@ -122,7 +125,7 @@ def episodes(
     ]
 
 
-def _begin(engine: Any, environment: Mapping[str, Any], prompt: Prompt) -> Run:
+def begin_episode(engine: Any, environment: Mapping[str, Any], prompt: Prompt) -> Run:
     episode = Episode(lambda: build("environment", environment), prompt)
     opening = list(episode.opening.messages)
     tokens = list(engine.encode_prompt(replace(prompt, messages=(*prompt.messages, *opening))))
@@ -182,7 +185,7 @@ def _turn_seed(ctx: Context, prompt: Prompt, number: int, turn: int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) >> 1
 
 
-def _record(
+def record_turn(
     engine: Any,
     run: Run,
     span: Span,

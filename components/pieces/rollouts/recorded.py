@@ -8,7 +8,7 @@ from typing import Any
 from ratchet.components.environments.episode import step_all
 from ratchet.components.errors import DataError
 from ratchet.components.piece import piece
-from ratchet.components.pieces.rollouts.episodes import _begin, _record, episodes
+from ratchet.components.pieces.rollouts.episodes import begin_episode, episodes, record_turn
 from ratchet.components.recipes.ranges import Count, EnvironmentSpec, Natural
 from ratchet.components.types import Context, Group, Message, Prompt, Sample, Trajectory
 
@@ -84,7 +84,7 @@ def _replayed(
     models: Mapping[str, Any],
 ) -> Trajectory:
     """The episode of these actions, each with the end-of-turn token of a sampled one."""
-    run = _begin(engine, environment, prompt)
+    run = begin_episode(engine, environment, prompt)
     empty: tuple[Message, ...] = ()
     end = engine.encode_reply(empty, ended=False)[:1]
     for number, action in enumerate(actions, 1):
@@ -93,7 +93,7 @@ def _replayed(
         tokens = (*engine.encode_text(action), *end)
         span = run.act(Sample(tokens, (), "end"), action)
         (step,) = step_all([run.episode], [action], models)
-        _record(engine, run, span, step, replies, last=number == len(actions), room=room)
+        record_turn(engine, run, span, step, replies, last=number == len(actions), room=room)
     score = run.episode.score()
     error = {"error": run.episode.error} if run.episode.error else {}
     return Trajectory(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ratchet.components.piece import piece
-from ratchet.components.pieces.selectors.turn_replay import _acted, _seed, _state, turns_of
+from ratchet.components.pieces.selectors.turn_replay import seed_of, state_of, turns_of, with_action
 from ratchet.components.recipes.ranges import Bool, Count, Natural, Share
 from ratchet.components.types import Context, Group, Request, Trajectory
 
@@ -69,11 +69,11 @@ class Transitions:
         drawn = self._draws(random.Random(key))
         engine = ctx.models[self.model]
         requests = [
-            Request(_state(turn), max_tokens=self.max_tokens, seed=_seed(f"{key}/{number}"))
+            Request(state_of(turn), max_tokens=self.max_tokens, seed=seed_of(f"{key}/{number}"))
             for number, turn in enumerate(drawn)
         ]
         taken = [
-            _acted(request.tokens, samples[0], engine.weights)
+            with_action(request.tokens, samples[0], engine.weights)
             for request, samples in zip(requests, engine.generate(requests), strict=True)
         ]
         ctx.counts["turns replayed"] += len(drawn)

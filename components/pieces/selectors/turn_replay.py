@@ -50,11 +50,11 @@ class TurnReplay:
         drawn = random.Random(key).choices(self.memory, k=self.count)
         engine = ctx.models["policy"]
         requests = [
-            Request(_state(turn), max_tokens=self.max_tokens, seed=_seed(f"{key}/{number}"))
+            Request(state_of(turn), max_tokens=self.max_tokens, seed=seed_of(f"{key}/{number}"))
             for number, turn in enumerate(drawn)
         ]
         fresh = [
-            _acted(request.tokens, samples[0], engine.weights)
+            with_action(request.tokens, samples[0], engine.weights)
             for request, samples in zip(requests, engine.generate(requests), strict=True)
         ]
         ctx.counts["turns replayed"] += len(drawn)
@@ -95,13 +95,13 @@ def turns_of(group: Group) -> list[Group]:
     return found
 
 
-def _state(turn: Group) -> list[int]:
+def state_of(turn: Group) -> list[int]:
     """The tokens before a turn."""
     (trajectory,) = turn.trajectories
     return list(trajectory.inputs["tokens"][: list(trajectory.mask).index(True)])
 
 
-def _acted(state: Sequence[int], sample: Sample, weights: str) -> Trajectory:
+def with_action(state: Sequence[int], sample: Sample, weights: str) -> Trajectory:
     """A state with an action sampled in it."""
     before = len(state)
     return Trajectory(
@@ -130,6 +130,6 @@ def _action(prompt: Prompt, action: Trajectory) -> Group:
     return Group(prompt, (action,), {"transition.reward": [0.0], "transition.done": [0.0], "trained": [True]})
 
 
-def _seed(key: str) -> int:
+def seed_of(key: str) -> int:
     """31 bits of a hash."""
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4]) >> 1

@@ -6,6 +6,7 @@ import base64
 import io
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -132,7 +133,8 @@ def test_a_reward_model_reads_the_image(tiny_vision_model, groups, tmp_path) -> 
         )
         assert score == pytest.approx(float(theirs.detach()), abs=1e-4)
     assert abs(scores[0] - scores[2]) > 1e-4
-    assert load_model(tmp_path, "reward").config.get_text_config().num_hidden_layers == 2
+    again: Any = load_model(tmp_path, "reward")
+    assert again.config.get_text_config().num_hidden_layers == 2
     with pytest.raises(SourceError, match="pool: mean"):
         new_reward(tiny_vision_model, pool="last")
 

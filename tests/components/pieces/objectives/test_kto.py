@@ -294,7 +294,7 @@ def test_a_groups_file_with_labels_keeps_them(tmp_path: Path) -> None:
             "reward",
             "data.splits.reward: expected preference pairs (chosen and rejected), got 8 single answers "
             "with a `label`; train on these "
-            "with the objective `kto` and a split `labelled`",
+            "with an objective of single answers and a split `labelled`",
         ),
         (
             PAIRED,
