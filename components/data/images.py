@@ -49,9 +49,7 @@ def url_of(image: Any) -> str:
         kind = next((kind for start, kind in KINDS.items() if bytes(image).startswith(start)), "octet-stream")
         image = f"data:image/{kind};base64,{base64.b64encode(image).decode()}"
     if not isinstance(image, str) or not image.startswith("data:"):
-        raise ValueError(
-            f"an image must be in the data, as bytes or data URL, got {str(image)[:80]!r}; load it first"
-        )
+        raise ValueError("an image must be in the data, as bytes or data URL, not behind a link or a path")
     opened(image)
     return image
 

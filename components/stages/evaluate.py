@@ -141,6 +141,8 @@ def score(
         for arm in answers
         for path in [job.path(options["arms"][arm]["model"])]
     }
+    if options["measures"]:
+        progress.expect("texts read by measures")  # each says itself how often it reads a text
     measured = measures_of(answers, full, options["measures"], contexts)
     engine.release()
     scored = Scored(splits, answers, numbers, full, measured, own=options["named"])
