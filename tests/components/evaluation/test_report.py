@@ -15,7 +15,7 @@ from ratchet.components.evaluation.certificate import certify
 from ratchet.components.evaluation.certificate_statistics import share
 from ratchet.components.evaluation.gates import check_gates
 from ratchet.components.evaluation.report import win_rates, write_report
-from ratchet.components.evaluation.report_format import number
+from ratchet.components.evaluation.report_format import number, pictured
 from ratchet.components.evaluation.report_headline import headline
 from ratchet.components.evaluation.transcripts import prepared
 
@@ -504,3 +504,16 @@ def test_analyses_show_their_intervals_or_why_they_have_none(tmp_path):
     ).read_text()
     assert "gap: arm policy, other base" in page
     assert "-0.250 [-0.500," in page and "not defined: nothing was lost &lt;b&gt;" in page
+
+
+def test_marks_of_images_become_pictures_and_nothing_else_does() -> None:
+    png, name = "data:image/png;base64,iVBORw0KGgo=", "0123456789abcdef"
+    text = f"<b>Look</b> <image:{name}>"
+    assert pictured(text, {name: png}) == f'&lt;b&gt;Look&lt;/b&gt; <img src="{png}" alt="image {name}">'
+    for url in (
+        "https://example.org/a.png",
+        'data:image/png;base64,AA" onerror="x',
+        "data:text/html;base64,AAAA",
+    ):
+        assert "<img" not in pictured(text, {name: url}) and "&lt;image:" in pictured(text, {name: url})
+    assert pictured(text, None) == f"&lt;b&gt;Look&lt;/b&gt; &lt;image:{name}&gt;"
