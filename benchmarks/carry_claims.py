@@ -36,9 +36,9 @@ Outputs = Mapping[str, Mapping[str, str]]
 """What `stage_outputs.outputs` returns."""
 
 
-def differing(recipe: str, new: Sources, old: Sources) -> list[str]:
+def differing(recipe: str, new: Sources, old: Sources, overrides: Sequence[str] = ()) -> list[str]:
     """Stages of a recipe that reach a definition which is another one in the sources `old`."""
-    loaded, profile = load(recipe, overrides=["seed=0"], profile=profile_of(recipe))
+    loaded, profile = load(recipe, overrides=[*overrides, "seed=0"], profile=profile_of(recipe))
     return [
         stage.name
         for stage in plan(loaded, profile).values()
@@ -98,7 +98,8 @@ def main() -> None:
     before = Sources(old, new.pieces, {old / PAGE.relative_to(PACKAGE): ""})
     small = {recipe: small_steps(load(recipe)[0]) if given.short else [] for recipe in seeds}
     wanted = {
-        recipe: (differing(recipe, new, before), sorted(own), small[recipe]) for recipe, own in seeds.items()
+        recipe: (differing(recipe, new, before, small[recipe]), sorted(own), small[recipe])
+        for recipe, own in seeds.items()
     }
     stages = sorted({name for names, _, _ in wanted.values() for name in names})
     print(f"stages to make, of {len(wanted)} arms: {', '.join(stages) or 'none'}")
