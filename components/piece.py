@@ -1,9 +1,8 @@
-"""Registry of pieces (plugins): functions found by file name, described by static analysis without being
-imported.
+"""Registry of pieces (plugins): functions found by file name, described without being imported.
 
 `components/pieces/objectives/clip.py` with a function `clip` is what a recipe calls `clip` in the objectives
 slot; another function of that file is `clip.row`; slots with several folders use prefixes: `rewards.length`.
-`describe` parses the source, so recipes are checked in milliseconds, without importing torch.
+`describe` parses the source: recipes are checked in milliseconds, without torch.
 """
 
 from __future__ import annotations
@@ -41,6 +40,8 @@ SLOTS: dict[str, tuple[str, ...]] = {  # slot of a recipe -> folders of its piec
     "measure": ("measures",),
     "report": ("reports",),
     "environment": ("environments",),
+    "array_environment": ("array_environments",),
+    "family": ("families",),
     "testbed": ("testbeds",),
 }
 
@@ -75,8 +76,8 @@ def piece(
     - `compares`: needs at least two answers per prompt.
     - `makes`: groups that a selector returns: preference pairs (chosen first), single answers, or ("")
       unchanged.
-    - `by_group`: an annotator whose values for a group depend on that group alone, so that ranks share the
-      groups. Rewards lifted by `each` are.
+    - `by_group`: an annotator whose values for a group depend on it alone, so that ranks share the groups.
+      Rewards lifted by `each` are.
     """
 
     def mark(function: F) -> F:

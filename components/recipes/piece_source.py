@@ -13,7 +13,11 @@ from ratchet.components.recipes import ranges
 
 Unit = Literal["step", "row", "pair", "group"]
 Makes = Literal["", "pairs", "answers"]
-NESTED = {"EnvironmentSpec": "environment", "RewardSpec": "annotate"}
+NESTED = {
+    "EnvironmentSpec": "environment",
+    "ArrayEnvironmentSpec": "array_environment",
+    "RewardSpec": "annotate",
+}
 """Annotations of options that are pieces themselves -> their slots."""
 
 
