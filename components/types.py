@@ -68,7 +68,7 @@ class Trajectory:
 
     `messages`: everything after the prompt (usually one assistant message). `inputs["tokens"]` (T): token ids
     of prompt and continuation; or `observations` (T,O) and `actions` (T,A). `mask` (T): the loss mask, True
-    on the actor's own steps. `logprobs` (T): the sampler's, or None. `parent`: (sibling, step) it branched at.
+    on the actor's own steps. `logprobs` (T): the sampler's, or None. `parent`: (sibling, step) it left.
     """
 
     messages: tuple[Message, ...]
