@@ -1,9 +1,8 @@
-"""Registry of pieces (plugins): functions found by file name, described by static analysis without being
-imported.
+"""Registry of pieces (plugins): functions found by file name, described without being imported.
 
 `components/pieces/objectives/clip.py` with a function `clip` is what a recipe calls `clip` in the objectives
 slot; another function of that file is `clip.row`; slots with several folders use prefixes: `rewards.length`.
-`describe` parses the source, so recipes are checked in milliseconds, without importing torch.
+`describe` parses the source: recipes are checked in milliseconds, without torch.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any, Literal, TypeVar
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.models.outputs import Shape
 from ratchet.components.recipes.conform import conform, is_number, takes_null
-from ratchet.components.recipes.piece_source import Makes, Option, Unit, _lifted, _options, _snake
+from ratchet.components.recipes.piece_source import Makes, Option, Unit, is_lifted, options_of, snake_case
 from ratchet.components.stages.progress import advance
 
 ROOT = Path(__file__).parent
@@ -41,6 +40,8 @@ SLOTS: dict[str, tuple[str, ...]] = {  # slot of a recipe -> folders of its piec
     "measure": ("measures",),
     "report": ("reports",),
     "environment": ("environments",),
+    "array_environment": ("array_environments",),
+    "family": ("families",),
     "testbed": ("testbeds",),
 }
 
@@ -75,8 +76,8 @@ def piece(
     - `compares`: needs at least two answers per prompt.
     - `makes`: groups that a selector returns: preference pairs (chosen first), single answers, or ("")
       unchanged.
-    - `by_group`: an annotator whose values for a group depend on that group alone, so that ranks share the
-      groups. Rewards lifted by `each` are.
+    - `by_group`: an annotator whose values for a group depend on it alone, so that ranks share the groups.
+      Rewards lifted by `each` are.
     """
 
     def mark(function: F) -> F:
@@ -168,9 +169,9 @@ def _read(slot: str, folder: str, path: Path) -> dict[str, Description]:
             if isinstance(node, ast.FunctionDef)
             else next((f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"), None)
         )
-        name = node.name if isinstance(node, ast.FunctionDef) else _snake(node.name)
+        name = node.name if isinstance(node, ast.FunctionDef) else snake_case(node.name)
         doc = ast.get_docstring(node) or module_doc
-        options = _options(signature) if signature else {}
+        options = options_of(signature) if signature else {}
         pieces[name] = Description(
             slot=slot,
             name=name,
@@ -188,7 +189,7 @@ def _read(slot: str, folder: str, path: Path) -> dict[str, Description]:
             means=frozenset(declared.get("means", ())),
             compares=declared.get("compares", False),
             makes=declared.get("makes", ""),
-            by_group=declared.get("by_group", False) or _lifted(node),
+            by_group=declared.get("by_group", False) or is_lifted(node),
             models=frozenset(
                 [
                     *declared.get("models", ()),

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -137,6 +138,46 @@ class Environment(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ArrayStep:
+    """An environment's response to actions of N episodes: `observations` (N,O), `rewards` (N,), and `done`
+    (N,), True for episodes that ended; all are numpy arrays.
+    """
+
+    observations: Any
+    rewards: Any
+    done: Any
+
+
+class ArrayEnvironment(Protocol):
+    """Episodes of one environment with observations of O and actions of A real numbers, stepped together. An
+    episode depends on its prompt and its own actions only, so that its numbers are the same beside others and
+    alone. Actions of episodes that ended are ignored. A state that is not finite: the episode broke.
+
+    An environment with an expert, whose actions are to be imitated, also has `expert(normals)`: the expert's
+    actions (N,A) in the current states, given standard normal noise (N,A).
+    """
+
+    observation: int
+    action: int
+
+    def begin(self, prompts: Sequence[Prompt]) -> Any:
+        """Start one episode for each prompt: observations (N,O)."""
+        ...
+
+    def step(self, actions: Any) -> ArrayStep:
+        """Take actions (N,A)."""
+        ...
+
+    def score(self) -> list[Mapping[str, float]]:
+        """Measures of each episode so far by name."""
+        ...
+
+    def summary(self) -> list[str]:
+        """A text about each episode, which stands for it in reports."""
+        ...
+
+
 class Learner(Memory, Protocol):
     """Training backend: owns parameters, optimizer and precision; computes outputs and updates."""
 
@@ -177,6 +218,8 @@ class Prompts(Protocol):
 __all__ = [
     "Adapter",
     "Annotator",
+    "ArrayEnvironment",
+    "ArrayStep",
     "Engine",
     "Environment",
     "Learner",

@@ -67,8 +67,8 @@ class Trajectory:
     """One episode of one actor: a sampled answer, or a human answer read from disk.
 
     `messages`: everything after the prompt (usually one assistant message). `inputs["tokens"]` (T): token ids
-    of prompt and continuation. `mask` (T): the loss mask, True on the actor's own tokens. `logprobs` (T): the
-    sampler's log-probs, None if not sampled. `parent`: (sibling, step) from which this trajectory branched.
+    of prompt and continuation; or `observations` (T,O) and `actions` (T,A). `mask` (T): the loss mask, True
+    on the actor's own steps. `logprobs` (T): the sampler's, or None. `parent`: (sibling, step) it left.
     """
 
     messages: tuple[Message, ...]
@@ -135,7 +135,7 @@ Columns = Mapping[str, Sequence[Column]]
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Micro-batch of packed rows. `inputs["tokens"]` is ragged, without padding: one LongTensor (T_b,) per
-    row. `inputs["images"]`, if any row has images: their data URLs, in order, one tuple per row.
+    row; `observations` and `actions` likewise, floats. `inputs["images"]`: data URLs, one tuple per row.
 
     mask (B,T) with T the longest row; columns (B,T,...) or (B,); `group` (B,): group number of each row;
     `unit` (B,): unit number of each row, from 0; `ids`: prompt ids, for error messages.

@@ -140,7 +140,7 @@ def test_every_slot_has_pieces_and_a_recipe_that_uses_one() -> None:
         if isinstance(value, dict):
             used.update(slot for slot in SLOTS if value.get("name") in catalogue(slot))
             address = str(value.get("source", "")).removeprefix("generate:").partition("?")[0]
-            used.update({"testbed"} if address in catalogue("testbed") else ())
+            used.update(slot for slot in ("testbed", "family") if address in catalogue(slot))
         for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
             look(inner)
 

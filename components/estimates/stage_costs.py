@@ -52,7 +52,7 @@ class StageCosts(Sizes):
     def fetch_model(self, stage: Stage) -> Cost:
         return Cost(stage, {"process": PROCESS}, disk=self.saved if stage.name == "model_policy" else 0.0)
 
-    make_tiny = make_tiny_vision = fetch_model
+    make_tiny = make_tiny_vision = make_new = fetch_model
 
     def sft(self, stage: Stage) -> Cost:
         options = stage.options

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
 
+from ratchet.components.errors import ContractError
 from ratchet.components.inference.agreement import FEW, as_groups, gap, require_agreement
+from ratchet.components.recipes.families import family_of
 from ratchet.components.text.codec import Codec
 from ratchet.components.types import Group, Request, Sample
 
@@ -27,6 +29,15 @@ def engine_of(profile: Mapping[str, Any], path: Path, kind: Kind = "policy") -> 
     trainer's arithmetic; vLLM has no reward heads (ours pool the mean), values or entropies, and its
     log-probs are rounded differently.
     """
+    if family := family_of(path):
+        if profile["engine"] != "torch":
+            raise ContractError(
+                f"{path}: a model of the family {family['name']!r} acts with `engine: torch`, got "
+                f"{profile['engine']!r}"
+            )
+        from ratchet.components.inference.arrays import ArrayEngine
+
+        return ArrayEngine(path, kind=kind, threads=profile["threads"])
     if profile["engine"] == "torch" or kind == "reward":
         return _torch(profile, path, kind)
     return SplitEngine(profile, path, kind)
@@ -36,13 +47,19 @@ def live_engine(
     profile: Mapping[str, Any], learner: Any, folder: Path, kind: Kind
 ) -> tuple[Any, Callable[[], None]]:
     """An engine with a learner's weights, and a function that follows them after an update. The built-in
-    engine shares the weights of a learner in this process, in float32; others reload a model directory in
+    engine, and that of models of arrays, share the weights of a learner in this process, in float32; others
+    reload a model directory in
     `folder`.
     """
+    from ratchet.components.inference.arrays import ArrayEngine
     from ratchet.components.inference.torch import TorchEngine
     from ratchet.components.models.device import inference_dtype
+    from ratchet.components.models.families import is_family
 
     exact = str(inference_dtype(profile["precision"])) == "torch.float32"
+    if hasattr(learner, "merged") and is_family(learner.model):
+        engine = ArrayEngine.following(learner)
+        return engine, functools.partial(engine.follow, learner)
     if profile["engine"] == "torch" and exact and hasattr(learner, "merged"):
         engine = TorchEngine.following(learner, rows=profile["max_num_seqs"])
         return engine, functools.partial(engine.follow, learner)
@@ -62,8 +79,6 @@ def ready(profile: Mapping[str, Any]) -> None:
     if profile["engine"] != "vllm" or options["server"]:
         return
     if options["python"]:
-        from ratchet.components.errors import ContractError
-
         if not Path(options["python"]).is_file():
             raise ContractError(
                 f"`vllm.python`: {options['python']} does not exist; give the python of an environment "

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ratchet.components.errors import ContractError
 from ratchet.components.models.attention import PackedPlan
+from ratchet.components.models.families import family_outputs, is_family
 from ratchet.components.models.images import image_rows
 from ratchet.components.models.layers import hidden_states
 from ratchet.components.models.outputs import OUTPUTS
@@ -21,17 +22,21 @@ def model_outputs(model: nn.Module, kind: str, batch: Batch, outputs: frozenset[
     `scores` (B,); those of readers, by their `Read`.
 
     logprobs[b, t] is log p(token t | tokens before t) at temperature 1; values[b, t] is the value of the
-    state before token t. Both read the hidden state at t - 1. `ContractError` for outputs that this kind of
+    state before token t. Both read the hidden state at t - 1; a model of a family computes its own outputs of
+    step t. `ContractError` for outputs that this kind of
     model does not have.
     """
     own = {name for name in outputs if isinstance(name, str)}
     reads = [read for read in outputs if isinstance(read, Read)]
-    if not own <= OUTPUTS[kind] or (reads and kind == "reward"):
+    if not own <= OUTPUTS[kind] or (reads and (kind == "reward" or is_family(model))):
         raise ContractError(
             f"a model of kind {kind!r} has no output "
             f"{', '.join(sorted({*(own - OUTPUTS[kind]), *(read.name for read in reads)}))}; "
             f"available: {', '.join(sorted(OUTPUTS[kind]))}"
         )
+    if is_family(model):
+        with product_precision("float32"):
+            return Outputs(family_outputs(model, batch, frozenset(own)))
     if kind == "reward":
         return Outputs({"scores": _read(model.score, reward_states(model, batch)).float()})  # pyright: ignore[reportArgumentType]
     reading, found = Reading(model, batch), dict[str | Read, Tensor]()

@@ -20,6 +20,7 @@ from torch import nn
 
 from ratchet.components.errors import SourceError
 from ratchet.components.models.attention import register
+from ratchet.components.models.families import is_family, load_family, save_family
 from ratchet.components.models.images import load_image_processor, mark_tokenizer, takes_images
 from ratchet.components.models.products import speed_up
 from ratchet.components.models.reward import FILE as REWARD_HEAD
@@ -31,6 +32,8 @@ from ratchet.components.models.reward import (
     save_reward_head,
 )
 from ratchet.components.models.value import PolicyWithValue, load_value_head, save_value_head
+from ratchet.components.recipes.families import family_of
+from ratchet.components.text.no_tokenizer import NoTokenizer
 
 REMOTE_CODE = "remote_code.txt"
 """Marker file in model directories whose own Python code may run: written on download if
@@ -68,10 +71,14 @@ def _runs_remote_code(loaded: Any) -> bool:
 
 
 def load_tokenizer(path: Path) -> Any:
-    """The tokenizer of a model directory. `SourceError` if there is none."""
+    """The tokenizer of a model directory, or a `NoTokenizer` for a family without tokens. `SourceError` if
+    there is none.
+    """
     from transformers import AutoTokenizer
 
     path = Path(path)
+    if family := family_of(path):
+        return NoTokenizer(path, family["name"])
     if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise SourceError(f"{path}: holds no tokenizer (tokenizer.json expected); save it beside the weights")
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trusted(path))
@@ -114,8 +121,10 @@ def load_model(
     path: Path, kind: str, *, attention: str = "ratchet", dtype: torch.dtype = torch.float32
 ) -> nn.Module:
     """Load `policy`, `policy_with_value` (zero-initialised head if none is saved) or `reward` on CPU; heads
-    are float32.
+    are float32. A directory with `family.json` is loaded by its family, in float32.
     """
+    if family_of(path):
+        return load_family(path, kind)
     if kind == "reward":
         return load_reward(path, attention=attention, dtype=dtype)
     policy = load_policy(path, attention=attention, dtype=dtype)
@@ -193,6 +202,8 @@ def save_model(model: nn.Module, tokenizer: Any, path: Path) -> None:
     """Save a Hugging Face directory. Files are replaced atomically, so processes that memory-map the old
     weights keep reading them.
     """
+    if is_family(model):
+        return save_family(model, path)
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=".saving-", dir=path))

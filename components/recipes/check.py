@@ -12,6 +12,7 @@ from ratchet.components.evaluation.measured import ENDS, measured
 from ratchet.components.piece import describe
 from ratchet.components.recipes.check_arms import check_evaluation, check_gates
 from ratchet.components.recipes.check_data import check_kinds, check_splits
+from ratchet.components.recipes.check_families import check_family
 from ratchet.components.recipes.check_models import check_model, prompt_tokens
 from ratchet.components.recipes.check_phases import check_phase_names, check_phases
 from ratchet.components.recipes.phases import sections
@@ -44,6 +45,7 @@ def check(recipe: Recipe, rounds: Mapping[str, Mapping[str, Online]]) -> None:
             "evaluate.gold: the gold measure needs a sentence encoder, but models.encoder is not set; "
             "add it, or set evaluate.gold to false"
         )
+    check_family(recipe)
     check_phase_names(recipe)
     check_splits(recipe)
     check_kinds(recipe)

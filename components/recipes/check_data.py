@@ -15,6 +15,7 @@ from ratchet.components.recipes.check_fit import objectives_of_labels, objective
 from ratchet.components.recipes.check_models import check_folder, check_model
 from ratchet.components.recipes.check_records import Checked, check_records, unread
 from ratchet.components.recipes.check_warnings import unused_reward_models
+from ratchet.components.recipes.families import family_of, new_family
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.reward_models import certified
 from ratchet.components.recipes.schema import Groups, Learn, Recipe, Reward, Sft
@@ -93,12 +94,24 @@ def _check_models(recipe: Recipe) -> None:
     from ratchet.components.stages.fetch import REGISTRY
 
     for name, model in recipe.models.items():
+        if new_family(model.source, f"models.{name}.source"):
+            if model.format != "new":
+                raise RecipeError(
+                    f"models.{name}.format: {model.source!r} is an untrained model of a family; expected "
+                    f"`format: new`, got {model.format!r}"
+                )
+            continue
         tiny = re.fullmatch(r"generate:tiny(?:_vision)?(?:\?(.*))?", model.source)
-        if (model.format == "tiny") != bool(tiny) or (model.source.startswith("generate:") and not tiny):
+        if (
+            model.format == "new"
+            or (model.format == "tiny") != bool(tiny)
+            or (model.source.startswith("generate:") and not tiny)
+        ):
             raise RecipeError(
                 f"models.{name}.source: got {model.source!r} with `format: {model.format}`; `format: "
                 "tiny` and an address such as "
-                "generate:tiny?seed=0 go together"
+                "generate:tiny?seed=0 go together, and `format: new` and one such as "
+                "generate:gaussian?observation=3&action=1"
             )
         if tiny and name == "policy":
             check_model(
@@ -114,6 +127,8 @@ def _check_models(recipe: Recipe) -> None:
                 with _at(f"models.{name}.{key}"):
                     _check_hub(address, "")
                     check_address(address, REGISTRY.rstrip(":"))
+                    if address.startswith("path:") and family_of(local(address)):
+                        continue
                     config = (
                         check_folder(local(address), name, model, base=key == "base")
                         if address.startswith("path:")

@@ -71,7 +71,8 @@ def of_the_tiny_model(raw: Mapping[str, Any], base: Mapping[str, Any]) -> list[s
     """A warning if a recipe for another model inherits sizes that its base set for the tiny model. `raw`: the
     recipe with its overrides, as written; `base`: what it is merged over.
     """
-    if not _is_tiny(base) or "policy" not in (raw.get("models") or {}) or _is_tiny(raw):
+    policy = (raw.get("models") or {}).get("policy") or {}
+    if not _is_tiny(base) or not policy or _is_tiny(raw) or policy.get("format") == "new":
         return []
     kept = list(_inherited(raw, base, ""))
     if not kept:

@@ -13,7 +13,11 @@ from ratchet.components.recipes import ranges
 
 Unit = Literal["step", "row", "pair", "group"]
 Makes = Literal["", "pairs", "answers"]
-NESTED = {"EnvironmentSpec": "environment", "RewardSpec": "annotate"}
+NESTED = {
+    "EnvironmentSpec": "environment",
+    "ArrayEnvironmentSpec": "array_environment",
+    "RewardSpec": "annotate",
+}
 """Annotations of options that are pieces themselves -> their slots."""
 
 
@@ -69,16 +73,16 @@ def _type(written: ast.expr, known: Mapping[str, Any]) -> Any:
     raise KeyError(ast.unparse(written))
 
 
-def _lifted(node: ast.FunctionDef | ast.ClassDef) -> bool:
+def is_lifted(node: ast.FunctionDef | ast.ClassDef) -> bool:
     """Whether `each` lifts this function."""
     return any(isinstance(d, ast.Name) and d.id == "each" for d in node.decorator_list)
 
 
-def _snake(name: str) -> str:
+def snake_case(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
-def _options(function: ast.FunctionDef) -> dict[str, Option]:
+def options_of(function: ast.FunctionDef) -> dict[str, Option]:
     options: dict[str, Option] = {}
     for arg, default in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
         annotation = ast.unparse(arg.annotation) if arg.annotation else ""

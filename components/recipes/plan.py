@@ -52,7 +52,7 @@ def _models(planner: Planner) -> None:
             and (value or key not in ("base", "base_sha256", "remote_code", "role"))
         }
         tiny = "make_tiny_vision" if source.source.startswith("generate:tiny_vision") else "make_tiny"
-        does = tiny if source.format == "tiny" else "fetch_model"
+        does = {"tiny": tiny, "new": "make_new"}.get(source.format, "fetch_model")
         planner.models[name] = planner.add(
             f"model_{name}", does, "weights", where, heavy=False, part="curate"
         )

@@ -23,6 +23,7 @@ NOT_SEEDED = (
     "fetch_model",
     "make_tiny",
     "make_tiny_vision",
+    "make_new",
     "curate",
     "validate",
     "gold",

@@ -48,7 +48,7 @@ class Source:
     sha256: str | None = None  # of the file; null: not pinned
     base: str | None = None  # base model of a LoRA adapter; null: by adapter_config.json
     base_sha256: str | None = None  # of the base's file
-    format: Literal["auto", "huggingface", "gguf", "tiny"] = "auto"  # auto: by the files
+    format: Literal["auto", "huggingface", "gguf", "tiny", "new"] = "auto"  # auto: by the files
     remote_code: Bool = False  # run the repository's own model code, for this model and those trained from it
     shape: Sizes | None = None  # sizes for `plan` before the download; no effect otherwise
     # reward: a reward model, that is a sequence classifier with one label

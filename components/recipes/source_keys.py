@@ -78,7 +78,7 @@ def _named(value: Any, pieces: Mapping[str, object], within: bool = False) -> It
             yield from _named(inner, pieces, within)
     elif isinstance(value, str) and value.startswith(GENERATED):
         testbed = value.removeprefix(GENERATED).partition("?")[0]
-        if testbed in catalogue("testbed"):
+        if testbed in (catalogue("testbed").keys() | catalogue("family").keys()):
             yield testbed
     elif isinstance(value, str) and value in pieces and (within or "." in value):
         yield value

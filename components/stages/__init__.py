@@ -13,6 +13,7 @@ STAGES = {  # kind of stage -> module with the function of that name
     "fetch_model": "ratchet.components.stages.fetch",
     "make_tiny": "ratchet.components.stages.tiny",
     "make_tiny_vision": "ratchet.components.stages.tiny",
+    "make_new": "ratchet.components.stages.tiny",
     "curate": "ratchet.components.stages.curate",
     "validate": "ratchet.tasks.data.validation",
     "demonstrate": "ratchet.components.stages.demonstrate",

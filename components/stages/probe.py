@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any, final
 
 from ratchet.components.errors import ContractError
 from ratchet.components.inference.agreement import as_groups, gap, require_agreement
+from ratchet.components.inference.arrays import probe_arrays, verify_arrays
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models.images import load_image_processor, opened, takes_images
 from ratchet.components.models.load import hidden_size, load_tokenizer, trusted
 from ratchet.components.models.products import product_precision
 from ratchet.components.models.reward import FILE as REWARD_HEAD
 from ratchet.components.models.reward import is_token_classifier, load_reward_head
+from ratchet.components.recipes.families import family_of
 from ratchet.components.text.images import images_of
 from ratchet.components.training import ranks
-from ratchet.components.training.packing import pack
+from ratchet.components.training.packing import pack, row_lengths
 from ratchet.components.types import Group, Request
 
 if TYPE_CHECKING:
@@ -59,6 +61,8 @@ def verify_saved(
     """
     import torch
 
+    if family_of(path):
+        return verify_arrays(path, learner, groups, tokens=tokens, tolerance=RELOAD_TOLERANCE["float32"])
     what = "scores" if kind == "reward" else "logprobs"
     theirs = None if not ranks.first() else SavedReward(path) if kind == "reward" else _saved_logprobs(path)
     worst = 0.0
@@ -204,6 +208,8 @@ def probe(
     samples (`components/inference/choose.py`). Answers may be as long as those of `groups`, at least 96
     tokens.
     """
+    if family_of(path):
+        return {"ended": 1.0, "sampler_difference": agree(learner, probe_arrays(path, groups, seed), profile)}
     prompts = [next(i for i, chosen in enumerate(g.trajectories[0].mask) if chosen) for g in groups]
     longest = max(MIN_TOKENS, *(sum(t.mask) for g in groups for t in g.trajectories))
     requests = [
@@ -241,7 +247,7 @@ def agree(learner: Any, groups: Sequence[Group], profile: Mapping[str, Any]) -> 
         for batch in pack(groups, unit="row", tokens=profile["tokens_per_microbatch"]):
             ours = learner(batch, frozenset({"logprobs"})).logprobs
             for row, group in enumerate(batch.group.tolist()):
-                scored[group]["logprobs"].append(ours[row, : len(batch.inputs["tokens"][row])].tolist())
+                scored[group]["logprobs"].append(ours[row, : row_lengths(batch)[row]].tolist())
     return require_agreement(ranks.once(lambda: gap(groups, scored)), profile)
 
 

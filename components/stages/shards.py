@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, final
 
 from ratchet.components.inference.choose import Kind, engine_of
+from ratchet.components.recipes.families import family_of
 from ratchet.components.stages import progress
 from ratchet.components.stages.slices import Shards, Slice, run_slice, split
 from ratchet.components.text.chat import encode, encode_whole
@@ -58,8 +59,13 @@ def sharding(does: str, folder: Path) -> Iterator[Shards | None]:
 
 
 def sharded_engine(profile: Mapping[str, Any], path: Path, kind: Kind = "policy") -> Any:
-    """As `engine_of`, over all engine processes of the stage."""
-    return engine_of(profile, path, kind) if _shards is None else ShardedEngine(_shards, profile, path, kind)
+    """As `engine_of`, over all engine processes of the stage; a small model of arrays is in this process."""
+    here = _shards is None or family_of(path)
+    return (
+        engine_of(profile, path, kind)
+        if here or _shards is None
+        else ShardedEngine(_shards, profile, path, kind)
+    )
 
 
 @final

@@ -1,5 +1,5 @@
 """Stages `make_tiny`, `make_tiny_vision`: the tiny language model and the tiny vision-language model, trained
-from scratch once and stored like any other artifact.
+from scratch once and stored like any other artifact. Stage `make_new`: an untrained model of another family.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from ratchet.components.errors import RecipeError
+from ratchet.components.recipes.families import new_family
 from ratchet.components.stages.job import Job
 
 
@@ -26,6 +27,22 @@ def make_tiny_vision(job: Job) -> dict[str, Any]:
     from ratchet.components.models.tiny_vision import train_tiny_vision
 
     return _made(job, "tiny_vision", train_tiny_vision)
+
+
+def make_new(job: Job) -> dict[str, Any]:
+    """`generate:gaussian?observation=3&action=1&seed=0`: a model of a family with random weights."""
+    from ratchet.components.models.families import new_model, save_family
+
+    found = new_family(job.options["source"])
+    if found is None:
+        raise RecipeError(
+            "models: format `new` goes with a source like generate:gaussian?observation=3&action=1, got "
+            f"{job.options['source']!r}"
+        )
+    spec, seed = found
+    model = new_model(spec, seed=seed)
+    save_family(model, job.work.product)
+    return {"source": job.options["source"], "parameters": sum(p.numel() for p in model.parameters())}
 
 
 def _made(job: Job, name: str, train: Callable[..., dict[str, float]]) -> dict[str, Any]:

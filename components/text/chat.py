@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from ratchet.components.errors import ContractError
 from ratchet.components.text.images import placed, placed_marks
+from ratchet.components.text.no_tokenizer import NoTokenizer
 from ratchet.components.text.rendering import Piece, render, rendered_pieces, rendered_tokens, with_marks
 from ratchet.components.types import Group, Message, Prompt, Trajectory
 
@@ -22,20 +23,25 @@ def encode(tokenizer: Any, prompt: Prompt, trajectory: Trajectory) -> Trajectory
     """Tokenise a trajectory: `inputs["tokens"]` (T) and loss mask `mask` (T), True on its assistant content
     and end-of-turn tokens.
 
-    Text after the last end-of-turn token is dropped, as in sampling. A trajectory with tokens is returned
-    unchanged.
+    Text after the last end-of-turn token is dropped, as in sampling. A trajectory with tokens or actions is
+    returned unchanged.
     """
-    if "tokens" in trajectory.inputs:
+    if has_steps(trajectory):
         return trajectory
     pieces = rendered_pieces(tokenizer, [*placed(tokenizer, prompt), *trajectory.messages], prompt.id)
     return _join(tokenizer, prompt, trajectory, pieces)
+
+
+def has_steps(trajectory: Trajectory) -> bool:
+    """Whether the steps are there: tokens, or actions."""
+    return "tokens" in trajectory.inputs or "actions" in trajectory.inputs
 
 
 def encode_whole(tokenizer: Any, prompt: Prompt, trajectory: Trajectory) -> Trajectory:
     """As `encode`, but tokenises the template's whole rendering in one piece, text after the last end of turn
     included: identical to `apply_chat_template`, the format that published reward models were trained on.
     """
-    if "tokens" in trajectory.inputs:
+    if has_steps(trajectory):
         return trajectory
     shown = placed(tokenizer, prompt)
     whole, prompt_tokens = (
@@ -57,8 +63,10 @@ def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
 
 def count_tokens(tokenizer: Any, messages: Sequence[Message]) -> int:
     """Number of tokens of `encode_prompt`, without its round-trip check; for filtering thousands of
-    records.
+    records. For a model without tokens, the number of words.
     """
+    if isinstance(tokenizer, NoTokenizer):
+        return tokenizer.count(messages)
     return len(rendered_tokens(tokenizer, placed_marks(tokenizer, messages), generation=True))
 
 
@@ -153,8 +161,8 @@ def encode_group(
     outcome: Literal["kept", "cut"] = "kept"
     done = []
     for trajectory in group.trajectories:
-        if "tokens" in trajectory.inputs:
-            if len(trajectory.inputs["tokens"]) > max_tokens:
+        if has_steps(trajectory):
+            if len(trajectory.mask) > max_tokens:
                 return None, "dropped"
             done.append(trajectory)
             continue

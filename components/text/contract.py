@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.components.errors import ContractError, RatchetError, SourceError
+from ratchet.components.recipes.families import family_of
 from ratchet.components.types import Artifact
 
 MEET = ("policy", "reference", "initial", "previous")
@@ -105,9 +106,13 @@ def contract(tokenizer: Any, config: Any, dtype: str = "float32", *, generates: 
 
 
 def contract_of(path: Path) -> Contract:
-    """The contract of a model directory. `SourceError` without a tokenizer, `ContractError` if the model
+    """The contract of a model directory; of a family without tokens, the sizes of observations and actions.
+    `SourceError` without a tokenizer, `ContractError` if the model
     cannot be trained.
     """
+    if family := family_of(path):  # digests of the sizes: an engine scores actions of another model with them
+        sizes = {name: value for name, value in family.items() if name in ("observation", "action")}
+        return Contract((), _digest(family["name"]), _digest(sizes), "float32")
     from transformers import AutoConfig
 
     from ratchet.components.models.load import load_tokenizer, trusted
@@ -155,7 +160,7 @@ def record(product: Path, agreed: Contract | None) -> dict[str, Any]:
     on.
     """
     made = agreed
-    if (product / "config.json").is_file():
+    if (product / "config.json").is_file() or family_of(product):
         try:
             made = contract_of(product)
         except RatchetError:  # not a chat model, e.g. an encoder; a stage that needs one raises its own error

@@ -20,6 +20,7 @@ from ratchet.components.models.load import load_model, load_tokenizer, save_mode
 from ratchet.components.models.lora import FOLDER, save_adapter
 from ratchet.components.models.products import has_bfloat16
 from ratchet.components.models.value import PolicyWithValue
+from ratchet.components.recipes.families import family_of
 from ratchet.components.training import ranks
 from ratchet.components.training.deepspeed_config import config, import_deepspeed, quiet
 from ratchet.components.training.deepspeed_module import Rows
@@ -59,6 +60,11 @@ class DeepSpeedLearner:
         offload_parameters: bool = False,
         precision: Literal["float32", "bfloat16"] = "float32",
     ) -> None:
+        if found := family_of(model_path):
+            raise ContractError(
+                f"{model_path}: a model of the family {found['name']!r} trains with `learner: torch`, not "
+                "with deepspeed"
+            )
         deepspeed = import_deepspeed()
         if precision == "bfloat16" and not has_bfloat16():
             raise RecipeError(

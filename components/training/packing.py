@@ -5,12 +5,12 @@ from __future__ import annotations
 import numbers
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ratchet.components.errors import ContractError
 from ratchet.components.recipes.piece_source import Unit
 from ratchet.components.text.images import images_of
-from ratchet.components.types import Batch, Group
+from ratchet.components.types import Batch, Group, Trajectory
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,7 @@ def pack(
     groups: Sequence[Group], *, unit: Unit, tokens: int, dtype: torch.dtype | None = None
 ) -> list[Batch]:
     """Pack groups, in order, into batches of whole units of about `tokens` tokens. What a row has in common
-    with the row before it, from its start, is not counted again.
+    with the row before it, from its start, is not counted again; a step of arrays counts as one token.
 
     A unit longer than `tokens` gets its own batch. Numeric columns that all groups have become tensors of
     `dtype` (default float32): (B,) for scalars, (B,T) for per-token lists. Sampler log-probs become
@@ -61,12 +61,11 @@ def _units(groups: Sequence[Group], unit: Unit) -> Iterable[list[Row]]:
     for number, group in enumerate(groups):
         rows = [Row(number, index) for index in range(len(group.trajectories))]
         for trajectory in group.trajectories:
-            if not len(trajectory.inputs.get("tokens", ())) or len(trajectory.mask) != len(
-                trajectory.inputs["tokens"]
-            ):
+            steps = {name: len(trajectory.inputs[name]) for name in _payload(trajectory)}
+            if set(steps.values()) != {len(trajectory.mask)} or not trajectory.mask:
+                found = " and ".join(f"{steps.get(name, 0)} {name}" for name in steps or ("tokens",))
                 raise ContractError(
-                    f"prompt {group.prompt.id!r}: a trajectory has "
-                    f"{len(trajectory.inputs.get('tokens', ()))} tokens and a "
+                    f"prompt {group.prompt.id!r}: a trajectory has {found} and a "
                     f"mask of length {len(trajectory.mask)}; encode the group first "
                     "(ratchet.components.text.chat.encode_group)"
                 )
@@ -92,7 +91,11 @@ def _cost(groups: Sequence[Group], rows: Sequence[Row], before: list[int]) -> tu
     """
     cost = 0
     for row in rows:
-        tokens = list(groups[row.group].trajectories[row.index].inputs["tokens"])
+        trajectory = groups[row.group].trajectories[row.index]
+        if "tokens" not in trajectory.inputs:
+            cost, before = cost + len(trajectory.mask), []
+            continue
+        tokens = list(trajectory.inputs["tokens"])
         cost += len(tokens) - next(
             (i for i, (a, b) in enumerate(zip(before, tokens, strict=False)) if a != b),
             min(len(before), len(tokens)),
@@ -119,16 +122,41 @@ def _batch(groups: Sequence[Group], units: Sequence[Sequence[Row]], dtype: torch
         name: _tensor(name, values, lengths, longest, dtype or torch.float32)
         for name, values in cells.items()
     }
-    tokens = [torch.tensor(list(path.inputs["tokens"]), dtype=torch.long) for path in paths]
+    inputs: dict[str, list[Any]] = {
+        name: [
+            torch.tensor(list(path.inputs[name]), dtype=torch.long if name == "tokens" else torch.float32)
+            for path in paths
+        ]
+        for name in _shared_inputs(groups, paths, rows)
+    }
     images = [images_of(groups[row.group].prompt) for row in rows]
     return Batch(
-        inputs={"tokens": tokens, **({"images": images} if any(images) else {})},
+        inputs={**inputs, **({"images": images} if any(images) else {})},
         mask=mask,
         columns={name: column for name, column in columns.items() if column is not None},
         group=torch.tensor([row.group for row in rows]),
         unit=torch.tensor([number for number, unit in enumerate(units) for _ in unit]),
         ids=tuple(groups[row.group].prompt.id for row in rows),
     )
+
+
+def _shared_inputs(
+    groups: Sequence[Group], paths: Sequence[Trajectory], rows: Sequence[Row]
+) -> Sequence[str]:
+    """Names of the inputs of every row. `ContractError` if some rows have tokens and others actions."""
+    first = _payload(paths[0])
+    for row, path in zip(rows, paths, strict=True):
+        if _payload(path) != first:
+            raise ContractError(
+                f"prompt {groups[row.group].prompt.id!r}: a trajectory has the inputs {_payload(path)}, and "
+                f"others of its batch {first}"
+            )
+    return first
+
+
+def _payload(trajectory: Trajectory) -> list[str]:
+    """Names of the inputs with a value per step that a model reads: `tokens`, or all others."""
+    return ["tokens"] if "tokens" in trajectory.inputs else sorted(trajectory.inputs)
 
 
 def _tensor(
@@ -156,6 +184,11 @@ def _tensor(
             )
         steps[b, : len(value)] = torch.tensor(value, dtype=dtype)
     return steps
+
+
+def row_lengths(batch: Batch) -> list[int]:
+    """Steps T_b of every row."""
+    return [len(row) for row in batch.inputs["tokens" if "tokens" in batch.inputs else "actions"]]
 
 
 def widest(units: Sequence[Unit]) -> Unit:

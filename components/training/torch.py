@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ratchet.components.errors import ContractError, TrainingError
 from ratchet.components.models.device import to_device
+from ratchet.components.models.families import is_family
 from ratchet.components.models.forward import model_outputs
 from ratchet.components.models.load import load_model, load_tokenizer, save_model
 from ratchet.components.models.lora import FOLDER, save_adapter
@@ -73,14 +74,15 @@ class TorchLearner:
         language: Any = self.model.policy if isinstance(self.model, PolicyWithValue) else self.model
         tied = (
             kind != "reward"
+            and not is_family(self.model)
             and language.get_output_embeddings().weight is language.get_input_embeddings().weight
         )
         if (
             tied
         ):  # a sparse gradient adds a batch's rows to the head's gradient, without a second V x H buffer
             language.get_input_embeddings().sparse = True
-        self.checkpointing = gradient_checkpointing
-        if gradient_checkpointing:
+        self.checkpointing = gradient_checkpointing and not is_family(self.model)
+        if self.checkpointing:
             language.gradient_checkpointing_enable({"use_reentrant": False})
         # peft adapts the model in place, so `model` stays the forward entry; `trained` is merged on export.
         self.trained = to_device(adapter(self.model) if adapter else self.model)

@@ -22,7 +22,7 @@ from ratchet.tasks.data.versioning import get, versions
 from ratchet.tasks.machine.provenance import machine, packages, revision
 from ratchet.tasks.pipeline import Pipeline
 
-LOCATED = ("fetch_data", "fetch_model", "make_tiny", "make_tiny_vision")
+LOCATED = ("fetch_data", "fetch_model", "make_tiny", "make_tiny_vision", "make_new")
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from ratchet.components.errors import ContractError
-from ratchet.components.training.packing import order, pack
+from ratchet.components.training.packing import order, pack, row_lengths
 from ratchet.components.types import Group, Prompt, Trajectory
 
 
@@ -69,3 +70,30 @@ def test_a_column_of_steps_must_be_aligned() -> None:
 def test_order_is_a_shuffle_of_seed_and_epoch() -> None:
     assert sorted(order(50, 0, 1)) == list(range(50)) and order(50, 0, 1) == order(50, 0, 1)
     assert order(50, 0, 1) != order(50, 1, 1) and order(50, 0, 1) != order(50, 0, 2)
+
+
+def steps_of(*lengths: int, **columns) -> Group:
+    paths = [
+        Trajectory((), {"observations": [[float(t), 1.0]] * t, "actions": [[0.5]] * t}, [True] * t)
+        for t in lengths
+    ]
+    return Group(Prompt("a", ()), tuple(paths), columns)
+
+
+def test_rows_of_arrays_are_as_long_as_their_mask() -> None:
+    (batch,) = pack([steps_of(3, 2, turn_reward=[[1, 2, 3], [4, 5]])], unit="group", tokens=9)
+    assert sorted(batch.inputs) == ["actions", "observations"] and row_lengths(batch) == [3, 2]
+    assert [tuple(row.shape) for row in batch.inputs["observations"]] == [(3, 2), (2, 2)]
+    assert batch.inputs["observations"][0].dtype == torch.float32
+    assert batch.mask.tolist() == [[True] * 3, [True, True, False]]
+    assert batch["turn_reward"].tolist() == [[1, 2, 3], [4, 5, 0]]
+    assert [len(b.group) for b in pack([steps_of(3, 2, 4)], unit="row", tokens=5)] == [2, 1], "3 + 2, then 4"
+
+
+def test_rows_of_arrays_must_be_whole() -> None:
+    short = Trajectory((), {"observations": [[1.0]], "actions": [[1.0], [2.0]]}, [True] * 2)
+    with pytest.raises(ContractError, match=r"2 actions and 1 observations and a mask of length 2"):
+        pack([Group(Prompt("a", ()), (short,))], unit="row", tokens=9)
+    mixed = [steps_of(2), group("b", [1, 2, 3])]
+    with pytest.raises(ContractError, match=r"the inputs \['tokens'\], and others of its batch"):
+        pack(mixed, unit="row", tokens=9)

@@ -1,0 +1,1 @@
+"""Environments with observations and actions of real numbers, many episodes stepped together."""

@@ -1,0 +1,1 @@
+"""Model families other than language models: modules with actions of real numbers."""
