@@ -43,6 +43,7 @@ SLOTS: dict[str, tuple[str, ...]] = {  # slot of a recipe -> folders of its piec
     "array_environment": ("array_environments",),
     "family": ("families",),
     "testbed": ("testbeds",),
+    "health": ("health",),
 }
 
 

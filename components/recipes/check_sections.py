@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ratchet.components.errors import RecipeError, nearest
-from ratchet.components.evaluation.health import RULES
 from ratchet.components.labels.labels import SCORE
 from ratchet.components.models.outputs import OUTPUTS
-from ratchet.components.piece import describe
+from ratchet.components.piece import catalogue, describe
 from ratchet.components.recipes.check_fit import check_fit, check_reads, objectives_of_pairs
 from ratchet.components.recipes.conform import known_keys
 from ratchet.components.recipes.phases import asks_people
@@ -200,7 +199,7 @@ def _check_sampling(online: Online, where: str) -> None:
 
 def _check_watched(online: Online, where: str) -> None:
     """Every health rule exists, and its metric is measured."""
-    known_keys(online.health, RULES, f"{where}.health")
+    known_keys(online.health, catalogue("health"), f"{where}.health")
     for name in ("truncated", "equal_rewards"):
         if name in online.health and online.health[name].limit >= 1:
             raise RecipeError(

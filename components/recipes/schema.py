@@ -32,7 +32,7 @@ SCHEMA = 1
 
 @record
 class Rule:
-    """Health rule of online training, by its name in `components/evaluation/health.py`."""
+    """Health rule of online training, by its name in `components/pieces/health`."""
 
     limit: NotNegative  # value beyond which the rule trips
     action: Literal["warn", "roll_back", "stop"] = "warn"  # roll_back: keep the previous policy this round

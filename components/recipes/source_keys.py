@@ -14,6 +14,8 @@ from ratchet.components.stages import STAGES
 from ratchet.components.storage.definitions import Sources
 
 GENERATED = "generate:"  # address of a testbed's data
+Places = tuple[tuple[str, str], ...]
+"""(module, function) of every piece with one name."""
 STARTS = ("ratchet.components.stages.job", "run_job")  # entry point shared by all stages
 
 
@@ -26,16 +28,17 @@ def source_digest(does: str, options: Mapping[str, Any], sources: Sources | None
 
 
 def starts(
-    does: str, options: Mapping[str, Any], pieces: Mapping[str, tuple[str, str]] | None = None
+    does: str, options: Mapping[str, Any], pieces: Mapping[str, Places] | None = None
 ) -> set[tuple[str, str]]:
-    """Definitions where a stage's execution starts, as (module, name). `pieces`: piece name -> (module,
-    function); None reads those of the catalogue.
+    """Definitions where a stage's execution starts, as (module, name). `pieces`: piece name -> its places;
+    None reads those of the catalogue.
     """
     pieces = _pieces() if pieces is None else pieces
     work = {
         key: value for key, value in plain(options).items() if key != "resolved"
     }  # the whole recipe, copied by `evaluate`
-    return {(STAGES[does], does), STARTS, *(pieces[name] for name in set(_named(work, pieces)))}
+    named = set(_named(work, pieces))
+    return {(STAGES[does], does), STARTS, *(place for name in named for place in pieces[name])}
 
 
 def our_sources(changed: Mapping[Path, str] | None = None) -> Sources:
@@ -71,6 +74,7 @@ def _named(value: Any, pieces: Mapping[str, object], within: bool = False) -> It
         within = within or value.get("name") in pieces
         if value.get("parser") == "auto":
             yield from catalogue("parser")
+        yield from (f"health.{rule}" for rule in value.get("health") or ())
         for inner in value.values():
             yield from _named(inner, pieces, within)
     elif isinstance(value, (list, tuple)):
@@ -84,6 +88,13 @@ def _named(value: Any, pieces: Mapping[str, object], within: bool = False) -> It
         yield value
 
 
-def _pieces() -> dict[str, tuple[str, str]]:
-    """Module and function of each piece of every slot."""
-    return {name: (piece.module, piece.function) for slot in SLOTS for name, piece in catalogue(slot).items()}
+def _pieces() -> dict[str, Places]:
+    """Places of the pieces of every slot by name. Pieces of two slots may have one name, which then stands
+    for both. Health rules are keys in recipes, and have the prefix `health.` here.
+    """
+    found: dict[str, Places] = {}
+    for slot in SLOTS:
+        for name, piece in catalogue(slot).items():
+            name = f"health.{name}" if slot == "health" else name
+            found[name] = (*found.get(name, ()), (piece.module, piece.function))
+    return found

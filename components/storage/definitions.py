@@ -41,14 +41,14 @@ class Node(NamedTuple):
 
 
 class Sources:
-    """The source files below `root`. `pieces`: piece name -> (module, function). `changed`: replacement text
-    of files, for tests.
+    """The source files below `root`. `pieces`: piece name -> (module, function) of each of that name.
+    `changed`: replacement text of files, for tests.
     """
 
     def __init__(
         self,
         root: Path,
-        pieces: Mapping[str, tuple[str, str]] | None = None,
+        pieces: Mapping[str, tuple[tuple[str, str], ...]] | None = None,
         changed: Mapping[Path, str] | None = None,
     ) -> None:
         self.root, self.pieces, self.changed = root, pieces or {}, changed or {}
@@ -143,7 +143,7 @@ class Sources:
             if ours(text) and self.module(text):
                 yield text, Node(text, "<all>")
             elif text in self.pieces and ("." in text or text in statement.specs):
-                yield from ((text, node) for node in self.defined(*self.pieces[text]))
+                yield from ((text, node) for at in self.pieces[text] for node in self.defined(*at))
             elif DATA.fullmatch(text) and (module.path.parent / text).is_file():
                 yield text, Node(module.name, text)
         for text in statement.declared & module.names.keys():

@@ -7,7 +7,8 @@ import pytest
 
 from ratchet.components.errors import RecipeError
 from ratchet.components.evaluation.gates import check_gates
-from ratchet.components.evaluation.health import RULES, check
+from ratchet.components.evaluation.health import check
+from ratchet.components.piece import catalogue
 from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.recipe import load
 
@@ -101,7 +102,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(RULES))
+@pytest.mark.parametrize("name", sorted(catalogue("health")))
 def test_each_health_rule_trips_on_its_own_condition(name):
     limit, illness = BAD[name]
     rules = {n: {"limit": limit, "action": "stop"} for n, (limit, _) in BAD.items()}
@@ -113,7 +114,7 @@ def test_each_health_rule_trips_on_its_own_condition(name):
 def test_chat_recipe_has_every_health_rule_and_a_healthy_run_trips_none():
     """The panels of its first and last round, seed 0."""
     health = plain(load("chat")[0])["online"]["health"]
-    assert set(health) == set(RULES)
+    assert set(health) == set(catalogue("health"))
     rounds = [
         {
             "length": 22.1,
