@@ -19,7 +19,7 @@ PROMPTS = {
 
 
 def episodes(name: str, prompts: list[Prompt], actions: np.ndarray) -> list[np.ndarray]:
-    world = build("array_environment", name)
+    world = build("array_environment", {"name": name})
     seen = [np.asarray(world.begin(prompts))]
     for action in actions:
         step = world.step(action)
@@ -33,7 +33,7 @@ def test_every_environment_has_prompts_here() -> None:
 
 @pytest.mark.parametrize("name", PROMPTS)
 def test_an_episode_is_a_function_of_its_prompt_and_actions(name: str) -> None:
-    prompts, world = PROMPTS[name], build("array_environment", name)
+    prompts, world = PROMPTS[name], build("array_environment", {"name": name})
     actions = np.random.default_rng(0).normal(size=(5, 3, world.action))
     whole = episodes(name, prompts, actions)
     for again in (episodes(name, prompts, actions), episodes(name, prompts[::-1], actions[:, ::-1])[:]):
@@ -47,7 +47,7 @@ def test_an_episode_is_a_function_of_its_prompt_and_actions(name: str) -> None:
 
 @pytest.mark.parametrize("name", PROMPTS)
 def test_measures_and_summaries_are_one_for_each_episode(name: str) -> None:
-    world = build("array_environment", name)
+    world = build("array_environment", {"name": name})
     world.begin(PROMPTS[name])
     world.step(world.expert(np.zeros((3, world.action))))
     assert len(world.score()) == len(world.summary()) == 3
@@ -72,9 +72,9 @@ def test_a_step_of_the_point_mass_worked_by_hand() -> None:
 
 def test_a_start_that_is_no_state_is_refused() -> None:
     with pytest.raises(DataError, match=r"meta\.start"):
-        build("array_environment", "point_mass").begin([Prompt("a", (), meta={"start": [1, 0]})])
+        build("array_environment", {"name": "point_mass"}).begin([Prompt("a", (), meta={"start": [1, 0]})])
     with pytest.raises(DataError, match="expected a digit"):
-        build("array_environment", "ddpm").begin([Prompt("a", (), "12")])
+        build("array_environment", {"name": "ddpm"}).begin([Prompt("a", (), "12")])
 
 
 def test_the_schedule_of_two_steps_worked_by_hand() -> None:

@@ -55,7 +55,7 @@ def test_real_images_are_recognised_and_others_are_not(reward: str, least: float
     wrong = [Group(Prompt("w", (), str((int(g.prompt.answer or 0) + 1) % 10)), g.trajectories) for g in right]
     means = []
     for groups in (right, wrong):
-        columns = build("annotate", reward)(groups, Context())
+        columns = build("annotate", {"name": reward})(groups, Context())
         (name,) = (name for name in columns if not name.endswith(".status"))
         means.append(np.mean(columns[name]))
     assert means[0] > least and means[1] < 0.05
@@ -63,9 +63,11 @@ def test_real_images_are_recognised_and_others_are_not(reward: str, least: float
 
 def test_an_image_is_the_last_action_cut_to_its_range() -> None:
     assert image_of(drawn([3.0, -0.5, *[-2.0] * 62]))[:3].tolist() == [1.0, -0.5, -1.0]
-    failed = build("annotate", REWARDS[0])(
+    failed = build("annotate", {"name": REWARDS[0]})(
         [Group(Prompt("a", (), "3"), (Trajectory(({"role": "assistant", "content": "3"},)),))], Context()
     )
     assert failed["reward.sampled_digit.status"][0][0].startswith("failed: DataError")
-    nameless = build("annotate", REWARDS[0])([Group(Prompt("a", (), "x"), (drawn([0.0] * 64),))], Context())
+    nameless = build("annotate", {"name": REWARDS[0]})(
+        [Group(Prompt("a", (), "x"), (drawn([0.0] * 64),))], Context()
+    )
     assert "expected a digit" in nameless["reward.sampled_digit.status"][0][0]
