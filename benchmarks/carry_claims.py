@@ -42,8 +42,16 @@ def differing(recipe: str, new: Sources, old: Sources, overrides: Sequence[str] 
     return [
         stage.name
         for stage in plan(loaded, profile).values()
-        if new.digest(start := starts(stage.does, stage.options)) != old.digest(start)
+        if new.digest(start := starts(stage.does, stage.options)) != _digest(old, start)
     ]
+
+
+def _digest(sources: Sources, start: set[tuple[str, str]]) -> str:
+    """Digest of what these definitions reach; empty if the sources lack one of them."""
+    try:
+        return sources.digest(start)
+    except KeyError:
+        return ""
 
 
 def made(tree: Path, home: Path, wanted: Wanted) -> Outputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -100,19 +101,9 @@ online:
   fit: {updates: {policy: [{name: squared, power: 3.0}]}}
 """)
 
-    def python(*command: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *command],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(tmp_path / "infra" / "package")},
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    assert "squared: ok" in python("-m", "ratchet.flows.cli", "recipes", "check", "squared")
-    output = python("-m", "pytest", "--import-mode=importlib", "-q", "-rA", "-k", "squared", *GENERAL)
+    assert "squared: ok" in _python(tmp_path, "-m", "ratchet.flows.cli", "recipes", "check", "squared")
+    general = ("-m", "pytest", "--import-mode=importlib", "-q", "-rA", "-k", "squared", *GENERAL)
+    output = _python(tmp_path, *general)
     assert (
         "test_every_objective_has_an_oracle[squared]" in output
         and "test_masked_tokens_do_not_affect_the_loss[999.0-squared]" in output
@@ -125,7 +116,158 @@ online:
         "for name in run.stages: run.make(name)\n"
         "print(run.artifact('improve').meta['steps'])"
     )
-    assert python("-c", code).strip().endswith("2")
+    assert _python(tmp_path, "-c", code).strip().endswith("2")
+
+
+HEAD = """from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+import numpy as np
+import torch
+from ratchet.components.piece import each, piece
+from ratchet.components.protocols import ArrayStep
+from ratchet.components.recipes.ranges import Count, Finite
+from ratchet.components.types import Context, Group, Observation, Prompt, Step, Trajectory
+
+
+"""
+ADDED = {
+    "testbeds/echoes.py": """@piece()
+def echoes(*, size: Count = 40) -> Iterator[dict[str, Any]]:
+    for number in range(size):
+        yield {"id": str(number), "prompt": f"{number} + 1 =", "answer": str(number + 1)}
+""",
+    "environments/once_more.py": """@piece()
+class OnceMore:
+    def begin(self, prompt: Prompt) -> Observation:
+        self.said: list[str] = []
+        return Observation()
+
+    def step(self, action: str) -> Step:
+        self.said.append(action)
+        again = Observation(({"role": "user", "content": "Again."},))
+        return Step(again if len(self.said) < 2 else Observation(), float(len(action)), len(self.said) == 2)
+
+    def score(self) -> Mapping[str, float]:
+        return {"solved": float(len(self.said) == 2)}
+""",
+    "rewards/vowels.py": """@piece(writes=("reward.vowels", "reward.vowels.status"))
+@each
+def vowels(prompt: Prompt, trajectory: Trajectory) -> float:
+    return float(sum(letter in "aeiou" for letter in trajectory.text) + len(trajectory.text))
+""",
+    "measures/letters.py": """@piece()
+def letters(groups: Sequence[Group], ctx: Context) -> list[list[float]]:
+    return [[float(len(t.text)) for t in group.trajectories] for group in groups]
+""",
+    "health/wordy.py": """@piece()
+def wordy(history: Sequence[Mapping[str, float]], *, limit: Finite) -> tuple[bool, float, str]:
+    return history[-1]["length"] > limit, history[-1]["length"], "the answers are wordy"
+""",
+    "families/linear.py": """@piece()
+class Linear(torch.nn.Module):
+    def __init__(self, *, observation: Count, action: Count, values: bool = False) -> None:
+        super().__init__()
+        self.observation, self.action, self.map = observation, action, torch.nn.Linear(observation, action)
+
+    def act(self, observations, noise):
+        actions = self.map(observations) + noise
+        return actions, self.outputs(observations, actions, ["logprobs"])["logprobs"]
+
+    def outputs(self, observations, actions, names):
+        found = -0.5 * (actions - self.map(observations)).square().sum(-1)
+        return {name: found for name in names}
+""",
+    "array_environments/origin.py": """@piece()
+class Origin:
+    observation, action = 2, 2
+
+    def begin(self, prompts: Sequence[Prompt]) -> Any:
+        self.state, self.left = np.ones((len(prompts), 2)), 3
+        return self.state
+
+    def step(self, actions: Any) -> ArrayStep:
+        self.state, self.left = self.state + np.clip(actions, -1, 1), self.left - 1
+        done = np.full(len(self.state), self.left == 0)
+        return ArrayStep(self.state, -np.abs(self.state).sum(1), done)
+
+    def score(self) -> list[Mapping[str, float]]:
+        return [{"solved": float(np.abs(row).sum() < 1)} for row in self.state]
+
+    def summary(self) -> list[str]:
+        return [f"at {row.round(1).tolist()}" for row in self.state]
+""",
+}
+"""One file of each kind that DESIGN lets a user add, beside the objective of the test above."""
+RECIPES = {
+    "words": """schema: 1
+base: steps
+about: new pieces of language models
+data: {source: "generate:echoes?size=60", near_threshold: null, decontaminate: null}
+online:
+  rounds: 2
+  prompts_per_round: 8
+  rollout: {name: episodes, environment: {name: once_more}, responses_per_prompt: 8, turns: 2, max_tokens: 4}
+  annotate: [rewards.vowels, rewards.environment.solved, {name: advantages.centre, reward: reward.vowels}]
+  health: {wordy: {limit: 0.5, action: warn}}
+  fit: {updates: {policy: [{name: reinforce, reduce: row_sum}]}, batch: 4}
+evaluate: {prompts: 4, max_tokens: 4, measures: [letters], metrics: [rewards.vowels]}
+""",
+    "arrays": """schema: 1
+base: steps
+about: a new model family
+models: {policy: {source: "generate:linear?observation=2&action=2&seed=0", format: new}}
+data: {source: "generate:echoes?size=40", near_threshold: null, decontaminate: null}
+online:
+  rounds: 2
+  prompts_per_round: 4
+  rollout: {name: control, environment: &origin {name: origin}, responses_per_prompt: 4, steps: 3}
+  annotate: [rewards.environment, {name: advantages.centre, reward: reward.environment}]
+  fit: {updates: {policy: [{name: clip, old: sampled}]}, batch: 4}
+evaluate:
+  prompts: 4
+  perplexity_rows: 0
+  rollout: {name: control, environment: *origin, steps: 3}
+  metrics: [rewards.environment.solved]
+register: null
+""",
+}
+
+
+def test_every_kind_of_piece_is_one_file(tiny_model: Path, tmp_path: Path) -> None:
+    """Testbed, environment, reward, measure, health rule and model family, each a file in a copy of the tree,
+    run through all stages of a recipe.
+    """
+    for part in ("components", "flows", "tasks", "infra/package"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / part, tmp_path / part, symlinks=True, ignore=ignored)
+    for name, text in ADDED.items():
+        (tmp_path / "components" / "pieces" / name).write_text(HEAD + text)
+    for name, text in RECIPES.items():
+        (tmp_path / "flows" / "recipes" / f"{name}.yaml").write_text(text)
+    shutil.copytree(tiny_model, tmp_path / "home" / "store" / tiny_model.name)
+    code = (
+        "import json; from pathlib import Path; from ratchet.tasks.pipeline import Pipeline\n"
+        "for recipe in ('words', 'arrays'):\n"
+        "    run = Pipeline.open(recipe, home=Path('home'), profile='test')\n"
+        "    for name in run.stages: run.make(name)\n"
+        "    improved, found = run.artifact('improve').meta, run.artifact('evaluate').meta\n"
+        "    print(json.dumps([improved['steps'], improved.get('verdicts'), sorted(found)]))"
+    )
+    words, arrays = map(json.loads, _python(tmp_path, "-c", code).strip().splitlines()[-2:])
+    assert words[0] == arrays[0] == 2
+    assert "the answers are wordy" in json.dumps(words[1])
+    assert {"final.letters", "final.reward.vowels"} <= set(words[2])
+    assert "final.reward.solved" in arrays[2]
+
+
+def _python(folder: Path, *command: str) -> str:
+    """What Python prints with the packages of a copy of the tree."""
+    environment = {**os.environ, "PYTHONPATH": str(folder / "infra" / "package")}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=folder, capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def test_recipes_of_all_families_have_different_names() -> None:
