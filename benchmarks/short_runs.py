@@ -29,7 +29,8 @@ def small_steps(recipe: Recipe) -> list[str]:
     """Overrides that leave every stage and make each small: two steps, few prompts, one tiny model."""
     changes = ["evaluate.prompts=3", "evaluate.responses_per_prompt=4"]
     others = [name for name, model in recipe.models.items() if name != "policy" and model.format == "tiny"]
-    if not recipe.models["policy"].source.startswith("generate:tiny_vision"):
+    policy = recipe.models["policy"]
+    if policy.format == "tiny" and not policy.source.startswith("generate:tiny_vision"):
         changes += ["models.policy={source: 'generate:tiny?seed=0', format: tiny}"]  # that of `tiny_home`
     changes += [f"models.{name}={{source: 'generate:tiny?seed=0&steps=1', format: tiny}}" for name in others]
     if recipe.name not in WHOLE_SFT:
@@ -46,7 +47,8 @@ def small_steps(recipe: Recipe) -> list[str]:
         if isinstance(section, Online):
             changes += [f"{at}.rounds=2", f"{at}.prompts_per_round=4", f"{at}.fit.epochs=1"]
             changes += [f"{at}.start=2"] * (section.start > 2)
-            changes += [f"{at}.rollout.max_tokens={min(8, section.rollout['max_tokens'])}"]
+            longest = section.rollout.get("max_tokens")  # none for a policy of arrays
+            changes += [f"{at}.rollout.max_tokens={min(8, longest)}"] * bool(longest)
             changes += [f"{at}.select={replaying_less(section.select)}"]
             for role, settings in section.roles.items():
                 changes += [f"{at}.roles.{role}.select={replaying_less(settings.select)}"]

@@ -135,7 +135,7 @@ class Description:
 
 def catalogue(slot: str) -> dict[str, Description]:
     """Every piece of a slot, by its name in recipes."""
-    found: dict[str, Description] = {}
+    found = dict[str, Description]()
     for folder in SLOTS[slot]:
         for path in sorted((ROOT / "pieces" / folder).glob("*.py")):
             if path.stem == "__init__":
@@ -270,10 +270,9 @@ def build(slot: str, spec: Mapping[str, Any], *, reserved: Iterable[str] = ()) -
 
 
 def each(function: Callable[..., float | None]) -> Callable[..., Any]:
-    """Lift `f(prompt, trajectory, **options) -> float | None` to a reward over groups.
-
-    An exception or a non-finite number is a failed reward (status `failed: ...`), never 0; `None` is a
-    skipped one. The column is `reward.<function name>`.
+    """Lift `f(prompt, trajectory, **options) -> float | None` to a reward over groups, in the column
+    `reward.<function name>`. An exception or a number that is not finite is a failed reward (status `failed:
+    ...`), never 0; `None` is a skipped one.
     """
 
     @functools.wraps(function)

@@ -38,7 +38,9 @@ def load_image_processor(path: Path) -> Any:
     from transformers import AutoImageProcessor
 
     try:
-        return AutoImageProcessor.from_pretrained(path, local_files_only=True, backend="pil")
+        return AutoImageProcessor.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False, backend="pil"
+        )
     except (OSError, ValueError) as error:
         raise SourceError(
             f"{path}: a vision-language model needs its image processor (preprocessor_config.json or "

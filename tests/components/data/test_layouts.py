@@ -524,8 +524,12 @@ def test_unknown_layout_error_names_the_nearest_layout_and_the_row(tmp_path):
     [
         ({"messages": [{"role": "robot", "content": "hi"}]}, "a message needs a role"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-            "a part of type 'image_url'",
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "x"}}]}
+                ]
+            },
+            "a part of type 'input_audio'",
         ),
         (
             {

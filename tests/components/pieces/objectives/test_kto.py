@@ -300,7 +300,7 @@ def test_a_groups_file_with_labels_keeps_them(tmp_path: Path) -> None:
             PAIRED,
             "labelled",
             "data.splits.labelled: expected answers with a `label`, true or false, got 8 preference "
-            "pairs; train on these with preference.dpo",
+            "pairs; train on these with a pairwise objective",
         ),
         (
             ['{"prompt": "q 1", "completion": "a"}', '{"prompt": "q 2", "completion": "b"}'],
