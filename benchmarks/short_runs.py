@@ -11,6 +11,7 @@ from typing import Any
 
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.schema import Groups, Learn, Online, Recipe, Reward
+from ratchet.components.recipes.splits import kind_of
 
 WHOLE_SFT = {
     "loop",
@@ -48,7 +49,7 @@ def small_steps(recipe: Recipe) -> list[str]:
             changes += [f"{at}.rounds=2", f"{at}.prompts_per_round=4", f"{at}.fit.epochs=1"]
             changes += [f"{at}.start=2"] * (section.start > 2)
             longest = section.rollout.get("max_tokens")  # none for a policy of arrays
-            changes += [f"{at}.rollout.max_tokens={min(8, longest)}"] * bool(longest)
+            changes += [f"{at}.rollout.max_tokens={min(8, longest)}"] if longest else []
             changes += [f"{at}.select={replaying_less(section.select)}"]
             for role, settings in section.roles.items():
                 changes += [f"{at}.roles.{role}.select={replaying_less(settings.select)}"]
@@ -56,7 +57,7 @@ def small_steps(recipe: Recipe) -> list[str]:
             changes += [f"{at}.limit=8", f"{at}.limit_validation=4", f"{at}.fit.epochs=1"]
             changes += [f"{at}.certificate.min_accuracy=null"]
         elif isinstance(section, Groups):
-            changes += [f"data.{section.data}.limit=40"]
+            changes += [f"data.{kind_of(section.data)}.limit=40"]
         elif isinstance(section, Learn) and at != "sft":
             changes += [f"{at}.limit=8", f"{at}.fit.epochs=1"]
     arms = (recipe.evaluate.arms if recipe.evaluate else None) or {}

@@ -140,8 +140,8 @@ def test_packed_weights_change_little_in_mixed_precision(mixed):
 
 @pytest.mark.parametrize("entropy", [False, True])
 def test_the_output_layer_rounds_its_operands_in_mixed_precision(entropy, bfloat16_products):
-    """Log-probs and gradients near those in float32; products stay as they were. oneDNN may round the operands,
-    and does where AMX makes it faster; on CPUs with AVX-512's bfloat16 alone it keeps float32.
+    """Log-probs and gradients near those in float32; products stay as they were. oneDNN may round operands
+    and does where AMX makes it faster; with the bfloat16 of AVX-512 alone it keeps float32.
     """
     torch.manual_seed(0)
     targets, found = torch.randint(0, 300, (70,)), {}
