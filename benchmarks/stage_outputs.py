@@ -20,7 +20,7 @@ DATED = ("manifest.json", "data_docs", "report.html")
 """Files and folders of an output that have a date or store keys in them and that no later stage reads; the
 report shows what is in results.json.
 """
-OTHERWISE = re.compile(r"seconds|minutes|memory|resolved|lineage|^time$")
+OTHERWISE = re.compile(r"second|minutes|memory|resolved|lineage|^time$")
 """Keys of an output's JSON that depend on the clock, on the machine, on store keys, or on other stages."""
 Wanted = Mapping[str, tuple[Sequence[str], Sequence[int], Sequence[str]]]
 """Recipe -> stages to make, with what they need, seeds, and overrides."""
