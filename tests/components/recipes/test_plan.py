@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from ratchet.components.errors import RecipeError
+from ratchet.components.piece import SLOTS, catalogue
 from ratchet.components.recipes.plan import Stage, plan, starts
 from ratchet.components.recipes.recipe import load
 
@@ -152,3 +153,17 @@ def test_a_recipe_in_an_environment_is_evaluated_in_it() -> None:
         "episodes",
         "sample",
     ]
+
+
+def test_a_name_that_two_slots_share_is_in_the_keys_of_both() -> None:
+    """The objective `kl` and the measure `kl`: an edit of either must move the keys of its users. Health
+    rules are keys of `health`, not specs.
+    """
+    slots = [slot for slot in SLOTS if slot != "health"]
+    shared = [name for name, count in Counter(n for s in slots for n in catalogue(s)).items() if count > 1]
+    assert "kl" in shared
+    for name in shared:
+        modules = {catalogue(slot)[name].module for slot in slots if name in catalogue(slot)}
+        assert modules <= {module for module, _ in starts("improve", {"select": [{"name": name}]})}
+    ill = starts("improve", {"health": {"entropy": {"limit": 1.0, "action": "warn"}}})
+    assert ("ratchet.components.pieces.health.entropy", "entropy") in ill
