@@ -16,11 +16,11 @@ from ratchet.components.recipes.plan import plain  # here in older checkouts too
 from ratchet.flows.claim_records import profile_of
 from ratchet.tasks.pipeline import Pipeline
 
-DATED = ("manifest.json", "data_docs", "report.html")
+IGNORED_FILES = ("manifest.json", "data_docs", "report.html")
 """Files and folders of an output that have a date or store keys in them and that no later stage reads; the
 report shows what is in results.json.
 """
-OTHERWISE = re.compile(r"second|minutes|memory|resolved|lineage|^time$")
+IGNORED_KEYS = re.compile(r"second|minutes|memory|resolved|lineage|^time$")
 """Keys of an output's JSON that depend on the clock, on the machine, on store keys, or on other stages."""
 Wanted = Mapping[str, tuple[Sequence[str], Sequence[int], Sequence[str]]]
 """Recipe -> stages to make, with what they need, seeds, and overrides."""
@@ -47,13 +47,13 @@ def outputs(home: Path, wanted: Wanted) -> dict[str, dict[str, str]]:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of the files of an output, but for those of `DATED`, and for `OTHERWISE` in
+    """SHA-256 of the files of an output, but for those of `IGNORED_FILES`, and for `IGNORED_KEYS` in
     JSON.
     """
     return {
         str(file.relative_to(folder)): hashlib.sha256(_content(file)).hexdigest()
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and file.relative_to(folder).parts[0] not in DATED
+        if file.is_file() and file.relative_to(folder).parts[0] not in IGNORED_FILES
     }
 
 
@@ -63,7 +63,7 @@ def _content(file: Path) -> bytes:
 
     def kept(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: kept(one) for key, one in value.items() if not OTHERWISE.search(key)}
+            return {key: kept(one) for key, one in value.items() if not IGNORED_KEYS.search(key)}
         return [kept(one) for one in value] if isinstance(value, list) else value
 
     lines = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]

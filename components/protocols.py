@@ -151,8 +151,8 @@ class ArrayStep:
 
 class ArrayEnvironment(Protocol):
     """Episodes of one environment with observations of O and actions of A real numbers, stepped together. An
-    episode depends on its prompt and its own actions only, so that its numbers are the same beside others and
-    alone. Actions of episodes that ended are ignored. A state that is not finite: the episode broke.
+    episode depends on its prompt and its own actions only, so that its numbers are the same alone and
+    among others. Actions of episodes that ended are ignored. A state that is not finite: the episode broke.
 
     An environment with an expert, whose actions are to be imitated, also has `expert(normals)`: the expert's
     actions (N,A) in the current states, given standard normal noise (N,A).

@@ -33,7 +33,7 @@ class Message(TypedDict):
 class Prompt:
     """The messages before the policy's first action, with reference answer, source and metadata.
 
-    `inputs`: what the model is given beside the messages, as JSON can hold it. `images`: digest -> data URL,
+    `inputs`: what the model is given besides the messages, as JSON can hold it. `images`: digest -> data URL,
     see `ratchet.components.text.images`.
     """
 

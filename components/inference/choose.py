@@ -48,8 +48,7 @@ def live_engine(
 ) -> tuple[Any, Callable[[], None]]:
     """An engine with a learner's weights, and a function that follows them after an update. The built-in
     engine, and that of models of arrays, share the weights of a learner in this process, in float32; others
-    reload a model directory in
-    `folder`.
+    reload a model directory in `folder`.
     """
     from ratchet.components.inference.arrays import ArrayEngine
     from ratchet.components.inference.torch import TorchEngine

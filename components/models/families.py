@@ -1,5 +1,5 @@
 """Model families other than language models. A model directory of such a family has `family.json`, the spec
-of its piece in the slot `family`, beside `model.safetensors`; it has no tokenizer.
+of its piece in the slot `family`, next to `model.safetensors`; it has no tokenizer.
 """
 
 from __future__ import annotations

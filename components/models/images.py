@@ -17,11 +17,8 @@ from torch import Tensor, nn
 
 from ratchet.components.errors import ContractError, SourceError
 from ratchet.components.models.layers import backbone
+from ratchet.components.recipes.families import MODELS
 
-MODELS = frozenset({"llava"})
-"""`model_type`s of vision-language models: every image has as many tokens, `image_seq_length`, positions
-count tokens, and attention is causal.
-"""
 ENCODED = 64
 """Images that the vision encoder reads at once when no gradient is needed."""
 

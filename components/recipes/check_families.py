@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from urllib.parse import urlsplit
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.piece import catalogue, describe
 from ratchet.components.recipes.arms import arms
-from ratchet.components.recipes.families import family_of, new_family
+from ratchet.components.recipes.families import MODELS, family_of, new_family
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.schema import Learn, Recipe
@@ -95,8 +96,17 @@ def _check_arrays(recipe: Recipe, what: str) -> None:
 
 
 def check_place(recipe: Recipe, profile: Profile) -> None:
-    """A policy of arrays is trained and asked in one process by PyTorch. `RecipeError` for other profiles."""
-    if "policy" not in recipe.models or not (family := policy_family(recipe)):
+    """A policy of arrays is trained and asked in one process by PyTorch, and one that takes images is sampled
+    by it. `RecipeError` for other profiles.
+    """
+    if "policy" not in recipe.models:
+        return
+    if profile.engine != "torch" and _sees(recipe.models["policy"].source):
+        raise RecipeError(
+            f"profile {profile.name}: `engine: {profile.engine}`, but models.policy is a vision-language "
+            "model, which needs `engine: torch`"
+        )
+    if not (family := policy_family(recipe)):
         return
     for key, got in (("engine", profile.engine), ("learner", profile.learner)):
         if got != "torch":
@@ -104,3 +114,11 @@ def check_place(recipe: Recipe, profile: Profile) -> None:
                 f"profile {profile.name}: `{key}: {got}`, but models.policy is of the family "
                 f"{family['name']!r}, which needs `{key}: torch`"
             )
+
+
+def _sees(source: str) -> bool:
+    """Whether a model address is known to be that of a vision-language model."""
+    if not source.startswith("path:"):
+        return source.startswith("generate:tiny_vision")
+    file = Path.cwd() / source.removeprefix("path:") / "config.json"
+    return file.is_file() and json.loads(file.read_text()).get("model_type") in MODELS

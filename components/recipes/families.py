@@ -11,6 +11,10 @@ from ratchet.components.errors import RecipeError, SourceError
 from ratchet.components.piece import catalogue, describe, resolve
 
 FILE = "family.json"
+MODELS = frozenset({"llava"})
+"""`model_type`s of vision-language models: every image has as many tokens, `image_seq_length`, positions
+count tokens, and attention is causal.
+"""
 
 
 def family_of(path: Path) -> dict[str, Any] | None:

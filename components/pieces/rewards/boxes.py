@@ -59,8 +59,8 @@ def iou(prompt: Prompt, trajectory: Trajectory) -> float:
 @piece(writes=("reward.grounding", "reward.grounding.status"), paper="arXiv:2503.01785")
 @each
 def grounding(prompt: Prompt, trajectory: Trajectory) -> float:
-    """The grounding reward of Visual-RFT, 0 to 2: generalised IoU plus 1, so that boxes that do not touch are
-    told apart; 0 for an answer that is no box.
+    """The grounding reward of Visual-RFT, 0 to 2: generalised IoU plus 1, so that of boxes that do not
+    touch the nearer is better; 0 for an answer that is no box.
     """
     box = box_of(trajectory.text)
     return overlap(box, _right(prompt))[1] + 1 if box else 0.0
