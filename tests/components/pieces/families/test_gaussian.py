@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +139,15 @@ def test_learner_and_engine_agree_and_a_saved_learner_is_the_same(saved: Path, t
     assert verify_arrays(tmp_path / "trained", learner, groups(), tokens=4, tolerance=1e-3) < 1e-5
     with pytest.raises(ContractError, match="differs from the trained one"):
         verify_arrays(saved, learner, groups(), tokens=4, tolerance=1e-3)
+
+
+def test_steps_outside_the_loss_mask_have_no_log_prob(saved: Path) -> None:
+    path = trajectory(3)
+    whole = Group(Prompt("p", ()), (path, replace(path, mask=[True, False, True])))
+    (batch,) = pack([whole], unit="group", tokens=100)
+    found = TorchLearner(saved)(batch, frozenset({"logprobs"})).logprobs
+    assert found[1, 1] == 0 and found[0, 1] != 0
+    assert torch.equal(found[1, [0, 2]], found[0, [0, 2]])
 
 
 def test_restore_resumes_bit_for_bit(saved: Path) -> None:
