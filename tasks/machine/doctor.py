@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ratchet.components.errors import redacted
-from ratchet.tasks.machine.checks import Finding, disk, gpu, locked, packages_fit, writable
+from ratchet.tasks.machine.checks import Finding, disk, fail, gpu, locked, packages_fit, writable
 from ratchet.tasks.machine.server_checks import dvc_remote, mlflow, prefect
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,10 +31,5 @@ def examine(home: Path, workspace: Path) -> Iterator[Finding]:
         try:
             found = check()
         except Exception as error:
-            found = Finding(
-                name,
-                "fail",
-                f"the check crashed: {type(error).__name__}: {error}",
-                "report it with this line",
-            )
-        yield replace(found, seen=redacted(found.seen))  # addresses may contain passwords
+            found = fail(f"the check crashed: {type(error).__name__}: {error}", "report it with this line")
+        yield replace(found, name=name, seen=redacted(found.seen))  # addresses may contain passwords

@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ratchet.tasks.machine.checks import Finding, not_writable
+from ratchet.tasks.machine.checks import Finding, fail, not_writable, ok, warn
 from ratchet.tasks.tracking.server import client, tracking_uri
 
 ANSWER_SECONDS, DVC_SECONDS = 3.0, 15.0
@@ -23,40 +23,30 @@ def mlflow(home: Path) -> Finding:
     uri = tracking_uri(home)
     if uri.startswith("http"):
         return served(
-            "MLflow",
             uri.rstrip("/"),
             lambda: ask_mlflow(home),
             ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"),
             "start the server or unset MLFLOW_TRACKING_URI; runs continue without it and `ratchet sync` "
-            "uploads later, but "
-            "no model is registered meanwhile",
+            "uploads later, but no model is registered meanwhile",
         )
     if not uri.startswith("sqlite:///"):
-        return Finding(
-            "MLflow",
-            "warn",
-            f"{uri.split('://')[0]} store, not checked",
-            "use a server or a sqlite:/// address",
-        )
+        return warn(f"{uri.split('://')[0]} store, not checked", "use a server or a sqlite:/// address")
     file = Path(uri.removeprefix("sqlite:///"))
     if not file.exists():
-        return Finding("MLflow", "ok", f"no server configured; {file} will be created by the first run")
+        return ok(f"no server configured; {file} will be created by the first run")
     try:
         with sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=ANSWER_SECONDS) as base:
             (count,) = base.execute("select count(*) from runs").fetchone()
     except sqlite3.Error as error:
-        return Finding(
-            "MLflow", "fail", f"{file}: {error}", "restore the file, or move it away and run `ratchet sync`"
-        )
-    return Finding("MLflow", "ok", f"{file}, {count} runs")
+        return fail(f"{file}: {error}", "restore the file, or move it away and run `ratchet sync`")
+    return ok(f"{file}, {count} runs")
 
 
 def prefect() -> Finding:
     uri = os.environ.get("PREFECT_API_URL")
     if not uri:
-        return Finding("Prefect", "ok", "no server configured; each run starts its own")
+        return ok("no server configured; each run starts its own")
     return served(
-        "Prefect",
         uri.rstrip("/"),
         lambda: ask_prefect(uri),
         ("PREFECT_API_AUTH_STRING",),
@@ -64,9 +54,7 @@ def prefect() -> Finding:
     )
 
 
-def served(
-    name: str, address: str, ask: Callable[[], tuple[int, str]], secrets: Sequence[str], do: str
-) -> Finding:
+def served(address: str, ask: Callable[[], tuple[int, str]], secrets: Sequence[str], do: str) -> Finding:
     """Check that a server is reachable and accepts our credentials. `/health` needs no password, so `ask`
     makes an authenticated request and returns (status, message); `secrets` are the variables with the
     credentials.
@@ -76,33 +64,22 @@ def served(
         with urllib.request.urlopen(f"{address}/health", timeout=ANSWER_SECONDS):
             took = 1000 * (time.monotonic() - began)
     except urllib.error.HTTPError as error:
-        return Finding(name, "fail", f"{address}/health answers {error.code} {error.reason}", do)
+        return fail(f"{address}/health answers {error.code} {error.reason}", do)
     except (OSError, ValueError) as error:
-        return Finding(
-            name, "fail", f"{address}/health does not answer: {getattr(error, 'reason', error)}", do
-        )
+        return fail(f"{address}/health does not answer: {getattr(error, 'reason', error)}", do)
     status, message = ask()
     if status == 401:
-        missing = [variable for variable in secrets if not os.environ.get(variable)]
-        why = (
-            f"{' and '.join(missing)} not set here"
-            if missing
-            else f"the server expects a different {' and '.join(secrets)}"
-        )
-        return Finding(
-            name,
-            "fail",
-            f"{address} is up but rejects our credentials (401): {why}",
-            f"set {' and '.join(secrets)} to the server's credentials",
-        )
+        names = " and ".join(secrets)
+        missing = " and ".join(variable for variable in secrets if not os.environ.get(variable))
+        why = f"{missing} not set here" if missing else f"the server expects a different {names}"
+        seen = f"{address} is up but rejects our credentials (401): {why}"
+        return fail(seen, f"set {names} to the server's credentials")
     if status >= 400:
-        return Finding(
-            name,
-            "fail",
+        return fail(
             f"{address} is up but answers {status}: {message.splitlines()[0][:300]}",
             f"check the permissions of the user in {secrets[0]}" if status == 403 else "see the server's log",
         )
-    return Finding(name, "ok", f"{address} answers in {took:.0f} ms and accepts our credentials")
+    return ok(f"{address} answers in {took:.0f} ms and accepts our credentials")
 
 
 def ask_mlflow(home: Path) -> tuple[int, str]:
@@ -135,49 +112,24 @@ def dvc_remote(workspace: Path) -> Finding:
     from ratchet.tasks.data.versioning import dvc
 
     if not (workspace / ".dvc").is_dir():
-        return Finding(
-            "DVC remote",
-            "warn",
-            f"{workspace.resolve()} is not a DVC workspace: data is not versioned",
-            "run in the checkout, or `dvc init`",
-        )
+        seen = f"{workspace.resolve()} is not a DVC workspace: data is not versioned"
+        return warn(seen, "run in the checkout, or `dvc init`")
     name = dvc(workspace, "config", "core.remote", missing_ok=True).strip()
     if not name:
-        return Finding(
-            "DVC remote",
-            "warn",
-            "none: data versions stay on this machine",
-            "dvc remote add -d <name> <address>",
-        )
+        return warn("none: data versions stay on this machine", "dvc remote add -d <name> <address>")
     url = dvc(workspace, "config", f"remote.{name}.url", missing_ok=True).strip()
     if "://" not in url:
-        place = Path(url) if Path(url).is_absolute() else workspace / ".dvc" / url
+        place = workspace / ".dvc" / url  # an absolute address stays as it is
         if why := not_writable(place):
-            return Finding(
-                "DVC remote", "fail", f"{name}: {why}", "fix its permissions or `dvc remote modify`"
-            )
-        return Finding("DVC remote", "ok", f"{name}: {place.resolve()}")
+            return fail(f"{name}: {why}", "fix its permissions or `dvc remote modify`")
+        return ok(f"{name}: {place.resolve()}")
+    command = [sys.executable, "-m", "dvc", "list-url", f"remote://{name}/"]
     try:
-        listing = subprocess.run(
-            [sys.executable, "-m", "dvc", "list-url", f"remote://{name}/"],
-            cwd=workspace,
-            capture_output=True,
-            text=True,
-            timeout=DVC_SECONDS,
-        )
-        message = (listing.stderr.strip().splitlines() or ["no answer"])[0]
+        listing = subprocess.run(command, cwd=workspace, capture_output=True, text=True, timeout=DVC_SECONDS)
     except subprocess.TimeoutExpired:
-        return Finding(
-            "DVC remote",
-            "fail",
-            f"{name}: {url} does not answer within {DVC_SECONDS:g} s",
-            "check the network and `dvc remote list`",
-        )
+        seen = f"{name}: {url} does not answer within {DVC_SECONDS:g} s"
+        return fail(seen, "check the network and `dvc remote list`")
     if listing.returncode:
-        return Finding(
-            "DVC remote",
-            "fail",
-            f"{name}: {url}: {message}",
-            "check its address and credentials: `dvc remote list`",
-        )
-    return Finding("DVC remote", "ok", f"{name}: {url} answers")
+        message = (listing.stderr.strip().splitlines() or ["no answer"])[0]
+        return fail(f"{name}: {url}: {message}", "check its address and credentials: `dvc remote list`")
+    return ok(f"{name}: {url} answers")
