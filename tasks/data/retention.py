@@ -80,11 +80,10 @@ def survey(home: Path, policy: Policy) -> Survey:
         if re.fullmatch(r"\.trash-\d+|\.replaced-.+-[0-9a-f]{16}-\d+", entry.name):
             found.go.append(Entry(entry, size(entry), "leftover"))
         elif entry.name == ".work":
-            found.go.extend(
-                Entry(work, size(work), "unfinished work")
-                for work in sorted(entry.iterdir())
-                if work.is_dir() and work.name not in kept and not _held(work)
-            )
+            for work in sorted(entry.iterdir()):
+                with contextlib.ExitStack() as lock:
+                    if work.is_dir() and work.name not in kept and lock.enter_context(_free(work)):
+                        found.go.append(Entry(work, size(work), "unfinished work"))
         elif (
             manifest := read_manifest(entry)
         ) and entry.name == f"{manifest.get('stage')}-{str(manifest.get('key'))[:16]}":
@@ -107,11 +106,8 @@ def sweep(home: Path, policy: Policy) -> Survey:
             trash, gone = store.root / f"{TRASH}{os.getpid()}", []
             trash.mkdir()
             for entry in found.go:
-                with (
-                    _free(entry.path)
-                    if entry.path.parent.name == ".work"
-                    else contextlib.nullcontext(True) as free
-                ):
+                work = entry.path.parent.name == ".work"
+                with _free(entry.path) if work else contextlib.nullcontext(True) as free:
                     if free:
                         os.replace(entry.path, trash / f"{len(gone)}-{entry.path.name}")
                         gone.append(entry)
@@ -205,11 +201,6 @@ def _active(run: Path) -> float:
     return max(
         p.stat().st_mtime for p in (run, run / "run.json", run / "stages", run / "alive") if p.exists()
     )
-
-
-def _held(work: Path) -> bool:
-    with _free(work) as free:
-        return not free
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ is used; its Python API is not stable.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import logging
@@ -31,8 +30,9 @@ def publish(artifact: Path, target: Path) -> bool:
     """Make `target` (a file or directory) equal to `artifact`; returns False if it already was.
 
     Files in `UNVERSIONED` are omitted, so that equal data has equal versions. Files are hard-linked if
-    possible, else copied, to a temporary name and then exchanged atomically. Existing files in `target` are
-    never written to, only unlinked, since they may be links into DVC's cache. Raises `StoreError`.
+    possible, else copied, to a temporary name and then renamed; a killed exchange is repeated by the next
+    call. Existing files in `target` are never written to, only unlinked, since they may be links into DVC's
+    cache. Raises `StoreError`.
     """
     artifact, target = Path(artifact), Path(target)
     if not artifact.exists():
@@ -41,30 +41,29 @@ def publish(artifact: Path, target: Path) -> bool:
         )
     if target.exists() and _equal(artifact, target):
         return False
-    new = target.with_name(f".{target.name}.new-{os.getpid()}")
+    new, old = (target.with_name(f".{target.name}.new-{word}") for word in (os.getpid(), "old"))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         for leftover in target.parent.glob(f".{target.name}.new-*"):  # left by a killed process
             _remove(leftover)
         if artifact.is_dir():
-            shutil.copytree(
-                artifact,
-                new,
-                copy_function=_link_or_copy,
-                ignore=lambda folder, _: UNVERSIONED if Path(folder) == artifact else (),
-            )
+
+            def left_out(folder: str, _: list[str]) -> Collection[str]:
+                return UNVERSIONED if Path(folder) == artifact else ()
+
+            shutil.copytree(artifact, new, copy_function=_link_or_copy, ignore=left_out)
         else:
             _link_or_copy(artifact, new)
         if not target.is_symlink() and target.exists() and (target.is_dir() or new.is_dir()):
-            _exchange(new, target)
-        else:
-            new.replace(target)
+            target.rename(old)
+        new.replace(target)
     except OSError as error:
         raise StoreError(
             f"cannot publish {artifact} to {target}: {error}; free space or fix permissions, then run again"
         ) from error
     finally:
         _remove(new)
+        _remove(old)
     return True
 
 
@@ -89,9 +88,8 @@ def commit(workspace: Path) -> dict[str, str]:
     workspace = Path(workspace)
     if not _usable(workspace, "data versions are not recorded"):
         return {}
-    if ready := [
-        name for name, paths in _stages(workspace).items() if all((workspace / p).exists() for p in paths)
-    ]:
+    stages = _stages(workspace).items()
+    if ready := [name for name, paths in stages if all((workspace / path).exists() for path in paths)]:
         dvc(workspace, "commit", "--force", "--quiet", *ready)
     return locked(workspace)
 
@@ -171,9 +169,8 @@ def dvc(workspace: Path, *arguments: str, wait_seconds: float = 60.0, missing_ok
 def _usable(workspace: Path, otherwise: str) -> bool:
     """Whether `workspace` has .dvc and dvc.yaml and is in a git checkout; logs one line if not."""
     lacking = next((name for name in (".dvc", "dvc.yaml") if not (workspace / name).exists()), None)
-    if lacking is None and not any(
-        (p / ".git").exists() for p in (workspace.resolve(), *workspace.resolve().parents)
-    ):
+    around = (workspace.resolve(), *workspace.resolve().parents)
+    if lacking is None and not any((place / ".git").exists() for place in around):
         lacking = "a git checkout around it"
     if lacking:
         log.info("%s has no %s: %s", workspace, lacking, otherwise)
@@ -185,11 +182,13 @@ def _stages(workspace: Path) -> dict[str, list[str]]:
     import yaml
 
     stages = yaml.safe_load((workspace / "dvc.yaml").read_text())["stages"]
-    entries = {
-        name: [*s.get("outs", []), *s.get("metrics", []), *s.get("plots", [])] for name, s in stages.items()
-    }
     return {
-        name: [next(iter(e)) if isinstance(e, dict) else e for e in found] for name, found in entries.items()
+        name: [
+            next(iter(entry)) if isinstance(entry, dict) else entry
+            for kind in ("outs", "metrics", "plots")
+            for entry in stage.get(kind, [])
+        ]
+        for name, stage in stages.items()
     }
 
 
@@ -216,21 +215,6 @@ def _files(folder: Path, without: Collection[str] = ()) -> set[str]:
     """Relative paths of the files in a directory, except top-level entries in `without`."""
     found = (p.relative_to(folder) for p in folder.rglob("*") if p.is_file())
     return {path.as_posix() for path in found if path.parts[0] not in without}
-
-
-def _exchange(new: Path, target: Path) -> None:
-    """Swap two paths atomically (renameat2 RENAME_EXCHANGE, Linux), else by two renames."""
-    libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-    if (
-        libc
-        and hasattr(libc, "renameat2")
-        and libc.renameat2(-100, os.fsencode(new.absolute()), -100, os.fsencode(target.absolute()), 2) == 0
-    ):
-        return
-    old = target.with_name(f".{target.name}.new-old")
-    target.rename(old)
-    new.rename(target)
-    _remove(old)
 
 
 def _remove(path: Path) -> None:
