@@ -10,7 +10,7 @@ from typing import Any
 from prefect.exceptions import Pause
 
 from ratchet.components.errors import redacted
-from ratchet.tasks.labels.asking import Asking
+from ratchet.tasks.labels.waiting import Asking
 from ratchet.tasks.machine.system import sampled, samples_of
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.tracking.alerts import Alarm
