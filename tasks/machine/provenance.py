@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import platform
 import subprocess
 from importlib import metadata
 from pathlib import Path
+
+from ratchet.components.piece import ROOT
 
 PACKAGES = (  # packages that affect results, then those that affect storage
     "torch",
@@ -63,6 +66,15 @@ def packages() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def code_versions() -> dict[str, str]:
+    """Versions that all ranks must share: this code, packages for computation and communication."""
+    sources = hashlib.sha256()
+    for file in sorted([*ROOT.rglob("*.py"), *Path(__file__).parents[1].rglob("*.py")]):
+        sources.update(file.read_bytes())
+    shared = ("torch", "transformers", "peft", "deepspeed")
+    return {"ratchet": sources.hexdigest()[:12], **{name: packages().get(name, "none") for name in shared}}
 
 
 @functools.cache
