@@ -29,7 +29,7 @@ from ratchet.components.errors import RecipeError, StoreError, nearest
 from ratchet.components.storage.run_directory import RunDirectory
 from ratchet.components.storage.store import Store, disk_errors, read_manifest
 from ratchet.tasks.registry.versions import Version, events, history, models
-from ratchet.tasks.tracking.mlflow_text import allowed
+from ratchet.tasks.tracking.server import allowed
 
 TRASH = ".trash-"  # followed by the id of the process that empties it
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.tasks.registry.mlmodel import write_mlmodel
-from ratchet.tasks.tracking.mlflow_text import allowed, cut, flatten
-from ratchet.tasks.tracking.server import experiment_id
+from ratchet.tasks.tracking.server import allowed, cut, experiment_id, flatten
 
 MARK = "ratchet.key"
 EXTERNAL = "mlflow.model.isExternal"  # MLflow's tag of models without files

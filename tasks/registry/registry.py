@@ -32,8 +32,7 @@ from ratchet.tasks.registry.versions import (
     version_with_files,
     versions_of,
 )
-from ratchet.tasks.tracking.mlflow_text import allowed, cut, flatten
-from ratchet.tasks.tracking.server import service, tracking_uri
+from ratchet.tasks.tracking.server import allowed, cut, flatten, service, tracking_uri
 
 FILE_ONLY = ("resolved", "stages", "packages", "results")  # parts of the lineage that are no tags
 ROLLED_BACK = "rolled_back"  # tag with the reason of a rollback, which blocks automatic promotion

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from ratchet.components.storage.store import content, read_manifest
-from ratchet.tasks.tracking.mlflow_text import flatten
 from ratchet.tasks.tracking.results import as_text, comparable, evaluation, paired
+from ratchet.tasks.tracking.server import flatten
 
 Change = tuple[str, str, str]  # name, value in the first run, value in the second; "" if missing
 
