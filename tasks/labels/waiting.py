@@ -17,9 +17,8 @@ from ratchet.components.recipes.plan import Stage
 from ratchet.components.stages.ask import QUEUE, Waiting, open_queue
 from ratchet.components.stages.job import Job
 from ratchet.components.storage.store import write_atomic
-from ratchet.tasks.pipeline import Pipeline
+from ratchet.tasks.pipeline import Pipeline, Watcher
 from ratchet.tasks.tracking.alerts import LABELS, emit_alert
-from ratchet.tasks.watcher import Watcher
 
 log = logging.getLogger("ratchet.labels")
 FLOW_RUN = "flow_run.json"

@@ -16,8 +16,7 @@ from typing import Any
 from ratchet.components.errors import HealthError
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.types import Artifact
-from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.watcher import Watcher
+from ratchet.tasks.pipeline import Pipeline, Watcher
 
 log = logging.getLogger("ratchet.alerts")
 HEALTH = "ratchet.health"
