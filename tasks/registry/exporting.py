@@ -38,22 +38,18 @@ def export(model: str, out: Path, *, home: Path) -> Path:
             bring(f"registry:{version.name}/{version.version}", version.tags.get("weights"), place, home)
         whole, written = Path(beside) / "model", (read_manifest(place) or {"files": {}})["files"]
         shutil.copytree(place, whole, ignore=shutil.ignore_patterns(*LEFT_OUT))
-        if odd := [
-            name
-            for name, entry in written.items()
-            if (whole / name).is_file() and file_digest(whole / name) != entry["sha256"]
-        ]:
-            raise StoreError(
-                f"{place / odd[0]} is damaged: its SHA-256 differs from the manifest; run again to "
-                "recompute it"
-            )
+        for name, entry in written.items():
+            if (whole / name).is_file() and file_digest(whole / name) != entry["sha256"]:
+                raise StoreError(
+                    f"{place / name} is damaged: its SHA-256 differs from the manifest; run again to "
+                    "recompute it"
+                )
         if not any(whole.glob("*.safetensors")):
             raise StoreError(
                 f"{place} contains no weights (model.safetensors expected; pickles are never exported)"
             )
-        (whole / "README.md").write_text(
-            model_card(whole, made, f"{found.run.name}/{title}" if found.run else title)
-        )
+        title = f"{found.run.name}/{title}" if found.run else title
+        (whole / "README.md").write_text(model_card(whole, made, title))
         whole.chmod(0o755)
         if out.exists():
             out.rmdir()

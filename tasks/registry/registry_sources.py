@@ -28,8 +28,7 @@ from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.schema import Recipe, Source
 from ratchet.components.stages.fetch import REGISTRY
 from ratchet.components.storage.store import MANIFEST, digest
-from ratchet.tasks.registry.logged_models import LINEAGE
-from ratchet.tasks.registry.mlmodel import written_beside
+from ratchet.tasks.registry.logged_models import LINEAGE, written_beside
 from ratchet.tasks.registry.registry import directory_digest
 from ratchet.tasks.registry.versions import Version, find_version, models
 from ratchet.tasks.tracking.server import service, tracking_uri
