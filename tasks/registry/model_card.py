@@ -42,16 +42,11 @@ def model_card(model_dir: Path, made: Mapping[str, Any], title: str) -> str:
         if stage.get("meta", {}).get("source")
     }
     base = re.match(r"hub:(?:models/)?([\w.-]+/[\w.-]+)", sources.get("model_policy", ""))
-    head = {
-        "library_name": "transformers",
-        "pipeline_tag": task,
-        "tags": ["ratchet", "reward-model" if task == "text-classification" else "rlhf"],
-        **({"base_model": base.group(1)} if base else {}),
-    }
-    parts = [
-        f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {title}",
-        USE[task],
-    ]
+    tags = ["ratchet", "reward-model" if task == "text-classification" else "rlhf"]
+    head = {"library_name": "transformers", "pipeline_tag": task, "tags": tags}
+    if base:
+        head["base_model"] = base.group(1)
+    parts = [f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {title}", USE[task]]
     if made:
         resolved = yaml.safe_load(made.get("resolved") or "") or {}
         about = resolved.get("recipe", {}).get("about", "")
@@ -92,33 +87,25 @@ def _certificate(made: Mapping[str, Any]) -> list[str]:
     return [
         "## Certificate",
         f"{'Passed' if certificate['passed'] else 'Failed'}: it prefers the chosen answer in "
-        f"{found['mean']:.1%} "
-        f"[{found['low']:.1%}, {found['high']:.1%}] of {certificate['pairs']} held-out pairs.",
+        f"{found['mean']:.1%} [{found['low']:.1%}, {found['high']:.1%}] of {certificate['pairs']} held-out "
+        "pairs.",
     ]
 
 
 def _lineage(made: Mapping[str, Any], sources: Mapping[str, str]) -> str:
-    rows = [
-        f"| {name} | {stage.get('kind', 'lost')} | {_public(sources.get(name, ''))} | "
-        f"`{stage.get('content', '')[:16]}` |"
-        for name, stage in made["stages"].items()
-    ]
+    rows = []
+    for name, stage in made["stages"].items():
+        source = sources.get(name, "")
+        public = "a local file" if source.startswith("path:") else source
+        kind, digest = stage.get("kind", "lost"), stage.get("content", "")[:16]
+        rows.append(f"| {name} | {kind} | {public} | `{digest}` |")
     packages = ", ".join(f"{name} {version}" for name, version in made["packages"].items())
     return "\n".join(
         [
-            "## Lineage",
-            "",
-            "All ancestors, with the first digits of the SHA-256 of their content:",
-            "",
+            "## Lineage\n\nAll ancestors, with the first digits of the SHA-256 of their content:\n",
             "| stage | kind | source | digest |",
             "|---|---|---|---|",
             *rows,
-            "",
-            f"Code: revision `{made['revision'] or 'unknown'}`. Packages: {packages}.",
+            f"\nCode: revision `{made['revision'] or 'unknown'}`. Packages: {packages}.",
         ]
     )
-
-
-def _public(source: str) -> str:
-    """The source without a local path."""
-    return "a local file" if source.startswith("path:") else source

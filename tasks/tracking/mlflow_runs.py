@@ -21,9 +21,7 @@ from ratchet.tasks.tracking.outcome import markdown, outcome, stage_metrics
 from ratchet.tasks.tracking.server import flatten
 
 ROOT = ""  # the key of the parent run
-ROUND = re.compile(
-    r"(?:rollout|annotate|select|optimise)_(\d+)"
-)  # the stages of a round share one MLflow run
+ROUND = re.compile(r"(?:rollout|annotate|select|optimise)_(\d+)")  # stages of a round share an MLflow run
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "waiting": "SCHEDULED"}
 SHOWN_FILES = (
     "report.html",

@@ -34,9 +34,9 @@ def watched(pipeline: Pipeline, display: Any = None) -> Iterator[Tracking]:
         with sampled(samples_of(pipeline.run.path)):
             yield tracking
     except BaseException as error:
-        state = (
-            "failed" if isinstance(error, Exception) else "waiting" if isinstance(error, Pause) else "stopped"
-        )
+        state = "waiting" if isinstance(error, Pause) else "stopped"
+        if isinstance(error, Exception):
+            state = "failed"
         reason = None if state == "waiting" else f"{type(error).__name__}: {error}"
         pipeline.end(state, error=reason, failed_stage=pipeline.failing)
         if state == "failed":
