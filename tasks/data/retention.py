@@ -132,21 +132,22 @@ def needed(store: Store, policy: Policy) -> dict[str, str]:
     here = [v for v in versions if Path(v.path).parent == store.root]
     if not here and any(_state(path).get("versions") for path in runs):
         raise StoreError(
-            f"runs under {store.home / 'runs'} have registered models, but this registry has none of "
-            "them; set "
-            "MLFLOW_TRACKING_URI to the one they used"
+            f"runs under {store.home / 'runs'} have registered models, but this registry has none of them; "
+            "set MLFLOW_TRACKING_URI to the one they used"
         )
     promoted = [v for v in here if v.aliases or any(e["alias"] == "champion" for e in events(v))]
     makers = {v.tags.get("lineage.run") for v in promoted}
-    for reason, names in {
+    registered = _best(here, policy) if policy.best is not None else here
+    reasons = {
         "promoted": [
             *(Path(v.path).name for v in promoted),
             *(n for path in runs if path.name in makers for n in runs[path]),
         ],
-        "registered": [Path(v.path).name for v in (_best(here, policy) if policy.best is not None else here)],
+        "registered": [Path(v.path).name for v in registered],
         "alive": [n for path in alive for n in runs[path]],
         "recent": [n for path in recent for n in runs[path]],
-    }.items():
+    }
+    for reason, names in reasons.items():
         for name in names:
             for ancestor in _ancestors(store.root, name, kept):
                 kept.setdefault(ancestor, reason)

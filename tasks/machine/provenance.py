@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -45,11 +46,9 @@ def revision() -> str:
     if not (here / ".git").exists():  # a .git further up belongs to another project
         return os.environ.get("RATCHET_REVISION", "")
     try:
-        head = subprocess.run(
-            ["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10
-        )
-        dirty = subprocess.run(
-            ["git", "-C", here, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10
+        head, dirty = (
+            subprocess.run(["git", "-C", here, *command], capture_output=True, text=True, timeout=10)
+            for command in (("rev-parse", "HEAD"), ("status", "--porcelain", "-uno"))
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
@@ -61,10 +60,8 @@ def packages() -> dict[str, str]:
     """Installed versions of Python and `PACKAGES`."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -81,9 +78,7 @@ def code_versions() -> dict[str, str]:
 def machine() -> str:
     """Operating system and CPU model: results differ between CPU models by rounding."""
     model = platform.processor()
-    try:
+    with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
     return f"{platform.system()} {platform.machine()} {model}".strip()

@@ -52,10 +52,8 @@ def resolved(recipe: Recipe, profile: Profile, home: Path) -> tuple[Recipe, dict
         name: dataclasses.replace(sources[name], source=source, sha256=weights)
         for name, (source, weights) in found.items()
     }
-    return dataclasses.replace(recipe, models={**recipe.models, **pinned}), {
-        "asked": request,
-        "versions": found,
-    }
+    record = {"asked": request, "versions": found}
+    return dataclasses.replace(recipe, models={**recipe.models, **pinned}), record
 
 
 def bring(source: str, weights: str | None, folder: Path, home: Path) -> None:
