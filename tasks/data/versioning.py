@@ -7,6 +7,7 @@ is used; its Python API is not stable.
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import json
 import logging
@@ -153,10 +154,8 @@ def dvc(workspace: Path, *arguments: str, wait_seconds: float = 60.0, missing_ok
         if not any(word in message for word in BUSY):
             if missing_ok:
                 return ""
-            raise ServiceError(
-                f"`dvc {' '.join(arguments)}` in {workspace} failed (exit {done.returncode}): "
-                f"{message[-800:]}"
-            )
+            command = f"`dvc {' '.join(arguments)}` in {workspace}"
+            raise ServiceError(f"{command} failed (exit {done.returncode}): {message[-800:]}")
         if time.monotonic() + pause > end:
             raise ServiceError(
                 f"another DVC command has locked {workspace} for {wait_seconds:g} s; wait for it, or, if no "
@@ -204,9 +203,7 @@ def _equal(one: Path, other: Path) -> bool:
     if one.is_file() != other.is_file():
         return False
     if one.is_file():
-        return os.path.samefile(one, other) or (
-            one.stat().st_size == other.stat().st_size and digest(one) == digest(other)
-        )
+        return os.path.samefile(one, other) or filecmp.cmp(one, other, shallow=False)
     names = _files(one, UNVERSIONED)
     return names == _files(other) and all(_equal(one / name, other / name) for name in names)
 

@@ -92,10 +92,8 @@ def suspend(queue: Waiting, flow_run: UUID) -> None:
     from prefect.flow_runs import suspend_flow_run
 
     end = None if math.isinf(queue.end) else queue.end
-    write_atomic(
-        queue.folder / FLOW_RUN,
-        json.dumps({"flow_run": str(flow_run), "wanted": queue.wanted, "end": end}) + "\n",
-    )
+    record = {"flow_run": str(flow_run), "wanted": queue.wanted, "end": end}
+    write_atomic(queue.folder / FLOW_RUN, json.dumps(record) + "\n")
     suspend_flow_run(key=str(uuid4()))
 
 
