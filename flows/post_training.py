@@ -16,7 +16,7 @@ from ratchet.components.stages.ask import Waiting
 from ratchet.flows.commands.options import Until
 from ratchet.flows.parts import version
 from ratchet.tasks.data.drift import check_data_drift, check_result_drift
-from ratchet.tasks.labels.suspension import deployed_flow_run, suspend, unanswered_queue
+from ratchet.tasks.labels.waiting import deployed_flow_run, suspend, unanswered_queue
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.process.cancelling import cancel_on_prefect_request
 from ratchet.tasks.process.locks import IfRunning, file_lock, gpu_slots

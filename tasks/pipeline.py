@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
@@ -9,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ratchet.components.data.pins import pinned
 from ratchet.components.errors import ContractError, DamageError, redacted
@@ -28,9 +29,26 @@ from ratchet.tasks.machine.provenance import machine, packages, revision
 from ratchet.tasks.process.launch import launch
 from ratchet.tasks.process.ranks import require_packages
 from ratchet.tasks.registry.registry_sources import bring, resolved
-from ratchet.tasks.watcher import Watcher
 
 log = logging.getLogger("ratchet.pipeline")
+
+
+class Watcher(Protocol):
+    """Observer of a run: terminal, MLflow, Prefect UI. Its errors must not fail the run. A subclass inherits
+    methods that do nothing.
+    """
+
+    def started(self, stage: Stage, metrics: Path) -> None:
+        return
+
+    def progressed(self, stage: Stage, line: Mapping[str, Any]) -> None:
+        return
+
+    def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None:
+        return
+
+    def failed(self, stage: Stage, error: BaseException) -> None:
+        return
 
 
 @dataclass(frozen=True)
@@ -52,16 +70,12 @@ class Pipeline:
     watchers: list[Watcher] = field(default_factory=list)
     verified: set[str] = field(default_factory=set)  # keys of artifacts verified by this object
     damaged: set[str] = field(default_factory=set)  # keys of artifacts found damaged
-    devices: tuple[
-        str, ...
-    ] = ()  # GPUs for stages (CUDA_VISIBLE_DEVICES); empty: those visible to this process
-    remote: dict[str, Callable[[Pipeline, Stage], Artifact]] = field(
-        default_factory=dict
-    )  # kind of stage -> function that runs it remotely
+    devices: tuple[str, ...] = ()  # CUDA_VISIBLE_DEVICES of stages; empty: those visible to this process
+    # kind of stage -> function that runs it remotely
+    remote: dict[str, Callable[[Pipeline, Stage], Artifact]] = field(default_factory=dict)
     failing: str | None = None  # the stage that failed, unless a retry succeeded
-    registry: dict[str, Any] = field(
-        default_factory=dict
-    )  # registered versions that the recipe's aliases resolve to in this run
+    # registered versions that the recipe's aliases resolve to in this run
+    registry: dict[str, Any] = field(default_factory=dict)
     given: str = ""  # the recipe as the caller named it: a name or a file
 
     @classmethod
@@ -78,16 +92,8 @@ class Pipeline:
         loaded, chosen = load(recipe, overrides=overrides, profile=profile, limit=limit)
         loaded, registry = resolved(pinned(loaded, home), chosen, home)
         stages = plan(loaded, chosen)
-        name = f"{loaded.name}-{digest([s.key for s in stages.values()])[:8]}"
-        return cls(
-            loaded,
-            chosen,
-            stages,
-            Store(home),
-            RunDirectory(home, name),
-            registry=registry,
-            given=str(recipe),
-        )
+        run = RunDirectory(home, f"{loaded.name}-{digest([s.key for s in stages.values()])[:8]}")
+        return cls(loaded, chosen, stages, Store(home), run, registry=registry, given=str(recipe))
 
     @classmethod
     def again(cls, resolved: str, *, home: Path, run: str) -> Pipeline:
@@ -129,19 +135,15 @@ class Pipeline:
         inputs = {k: self.artifact(v) for k, v in stage.inputs.items()}
         started = time.monotonic()
         try:
-            artifact, ours = (
-                (self._run_remotely(stage), True)
-                if stage.does in self.remote
-                else self._run_here(stage, inputs)
-            )
+            remote = stage.does in self.remote
+            artifact, ours = (self._run_remotely(stage), True) if remote else self._run_here(stage, inputs)
         except BaseException as error:
             self.failing = name
             self._notify("failed", stage, error)
             raise
         self.failing = None
-        self._notify(
-            "finished", stage, artifact, reused=not ours, seconds=time.monotonic() - started if ours else 0.0
-        )
+        seconds = time.monotonic() - started if ours else 0.0
+        self._notify("finished", stage, artifact, reused=not ours, seconds=seconds)
         return artifact
 
     def _require_certificates(self, before: str) -> None:
@@ -172,35 +174,28 @@ class Pipeline:
                 )
                 work.restart()
                 meta = self._launch(stage, inputs, work)
-            seconds = time.monotonic() - started
+            meta["seconds"] = round(time.monotonic() - started, 1)
+            made_with = {
+                "does": stage.does,
+                "options": stage.options,
+                "inputs": dict(stage.inputs),
+                "revision": revision(),
+                "packages": packages(),
+                "machine": machine(),
+            }
+            parents = [a.digest for a in inputs.values()]
             with self.store.steady():
                 artifact = self.store.publish(
-                    work,
-                    stage.name,
-                    stage.key,
-                    stage.kind,
-                    [a.digest for a in inputs.values()],
-                    {**meta, "seconds": round(seconds, 1)},
-                    {
-                        "does": stage.does,
-                        "options": stage.options,
-                        "inputs": dict(stage.inputs),
-                        "revision": revision(),
-                        "packages": packages(),
-                        "machine": machine(),
-                    },
+                    work, stage.name, stage.key, stage.kind, parents, meta, made_with
                 )
                 self.verified.add(artifact.digest)
                 self.run.link(stage.name, artifact.path)
         return artifact, True
 
     def _launch(self, stage: Stage, inputs: Mapping[str, Artifact], work: Workspace) -> dict[str, Any]:
-        if stage.does == "fetch_model" and stage.options["source"].startswith(
-            REGISTRY
-        ):  # stage processes have no registry access
-            bring(
-                stage.options["source"], stage.options["sha256"], work.progress / REGISTERED, self.store.home
-            )
+        source = str(stage.options.get("source", ""))
+        if stage.does == "fetch_model" and source.startswith(REGISTRY):  # stage processes have no registry
+            bring(source, stage.options["sha256"], work.progress / REGISTERED, self.store.home)
         return launch(
             as_request(stage.does, stage.options, inputs, work.root),
             self.run.path / "logs" / f"{stage.name}.log",
@@ -260,33 +255,29 @@ class Pipeline:
             try:
                 getattr(watcher, event)(stage, *args, **kwargs)
             except Exception as error:  # errors of watchers must not stop the run
-                print(
-                    redacted(f"(a watcher failed at {stage.name}: {type(error).__name__}: {error})"),
-                    file=sys.stderr,
-                )
+                text = f"(a watcher failed at {stage.name}: {type(error).__name__}: {error})"
+                print(redacted(text), file=sys.stderr)
 
 
 def _follow(files: Sequence[Path], stage: Stage, notify: Callable[..., None]) -> Callable[[], None]:
     """A function that reports the last line of the most recently changed file, at most once per second."""
-    seen: dict[str, Any] = {"newest": None, "time": float("-inf")}
+    seen: tuple[int, Path] | None = None
+    looked = float("-inf")
 
     def tick() -> None:
-        now = time.monotonic()
-        if now - seen["time"] < 1.0:
+        nonlocal seen, looked
+        if time.monotonic() - looked < 1.0:
             return
         try:
             newest = max(((file.stat().st_mtime_ns, file) for file in files if file.exists()), default=None)
-            if newest is None or newest == seen["newest"]:
+            if newest is None or newest == seen:
                 return
             written = newest[1].read_text().splitlines()
         except FileNotFoundError:  # removed by a new attempt
             return
-        seen.update(newest=newest, time=now)
+        seen, looked = newest, time.monotonic()
         for text in reversed(written):
-            try:
-                notify("progressed", stage, json.loads(text))
-                return
-            except json.JSONDecodeError:
-                continue
+            with contextlib.suppress(json.JSONDecodeError):  # the last line may be incomplete
+                return notify("progressed", stage, json.loads(text))
 
     return tick

@@ -122,7 +122,7 @@ def test_every_module_is_in_a_room() -> None:
         return {path.stem for path in (ROOT / folder).glob("*.py")} - {"__init__"}
 
     assert loose("components") == {"types", "protocols", "errors", "piece"}
-    assert loose("tasks") == {"stages", "pipeline", "watcher"}
+    assert loose("tasks") == {"stages", "pipeline"}
     assert {folder for slot in SLOTS.values() for folder in slot} == {
         path.name for path in (ROOT / "components" / "pieces").iterdir() if path.name[0] != "_"
     }

@@ -144,7 +144,7 @@ def _queue_folder(source: str, home: Path, stage: str | None) -> Path:
 
 def _waiting(run: Path) -> Path | None:
     """The queue of a run that waits for labels; None if it does not."""
-    from ratchet.tasks.labels.asking import queue_of
+    from ratchet.tasks.labels.waiting import queue_of
     from ratchet.tasks.tracking.outcome import outcome
 
     open_stages = [one for one in outcome(run)["stages"] if not one["made"]]
@@ -202,7 +202,7 @@ def _serve(folder: Path, host: str, port: int, tokens: dict[str, str]) -> None:
 
 def _resume(folder: Path) -> bool:
     """Resume the flow run that is suspended until the queue in `folder` is over; whether that failed."""
-    from ratchet.tasks.labels.suspension import resume_if_over
+    from ratchet.tasks.labels.waiting import resume_if_over
 
     try:
         if resume_if_over(folder, time.time()):

@@ -29,7 +29,7 @@ from ratchet.components.errors import RecipeError, StoreError, nearest
 from ratchet.components.storage.run_directory import RunDirectory
 from ratchet.components.storage.store import Store, disk_errors, read_manifest
 from ratchet.tasks.registry.versions import Version, events, history, models
-from ratchet.tasks.tracking.mlflow_text import allowed
+from ratchet.tasks.tracking.server import allowed
 
 TRASH = ".trash-"  # followed by the id of the process that empties it
 
@@ -80,11 +80,10 @@ def survey(home: Path, policy: Policy) -> Survey:
         if re.fullmatch(r"\.trash-\d+|\.replaced-.+-[0-9a-f]{16}-\d+", entry.name):
             found.go.append(Entry(entry, size(entry), "leftover"))
         elif entry.name == ".work":
-            found.go.extend(
-                Entry(work, size(work), "unfinished work")
-                for work in sorted(entry.iterdir())
-                if work.is_dir() and work.name not in kept and not _held(work)
-            )
+            for work in sorted(entry.iterdir()):
+                with contextlib.ExitStack() as lock:
+                    if work.is_dir() and work.name not in kept and lock.enter_context(_free(work)):
+                        found.go.append(Entry(work, size(work), "unfinished work"))
         elif (
             manifest := read_manifest(entry)
         ) and entry.name == f"{manifest.get('stage')}-{str(manifest.get('key'))[:16]}":
@@ -107,11 +106,8 @@ def sweep(home: Path, policy: Policy) -> Survey:
             trash, gone = store.root / f"{TRASH}{os.getpid()}", []
             trash.mkdir()
             for entry in found.go:
-                with (
-                    _free(entry.path)
-                    if entry.path.parent.name == ".work"
-                    else contextlib.nullcontext(True) as free
-                ):
+                work = entry.path.parent.name == ".work"
+                with _free(entry.path) if work else contextlib.nullcontext(True) as free:
                     if free:
                         os.replace(entry.path, trash / f"{len(gone)}-{entry.path.name}")
                         gone.append(entry)
@@ -136,21 +132,22 @@ def needed(store: Store, policy: Policy) -> dict[str, str]:
     here = [v for v in versions if Path(v.path).parent == store.root]
     if not here and any(_state(path).get("versions") for path in runs):
         raise StoreError(
-            f"runs under {store.home / 'runs'} have registered models, but this registry has none of "
-            "them; set "
-            "MLFLOW_TRACKING_URI to the one they used"
+            f"runs under {store.home / 'runs'} have registered models, but this registry has none of them; "
+            "set MLFLOW_TRACKING_URI to the one they used"
         )
     promoted = [v for v in here if v.aliases or any(e["alias"] == "champion" for e in events(v))]
     makers = {v.tags.get("lineage.run") for v in promoted}
-    for reason, names in {
+    registered = _best(here, policy) if policy.best is not None else here
+    reasons = {
         "promoted": [
             *(Path(v.path).name for v in promoted),
             *(n for path in runs if path.name in makers for n in runs[path]),
         ],
-        "registered": [Path(v.path).name for v in (_best(here, policy) if policy.best is not None else here)],
+        "registered": [Path(v.path).name for v in registered],
         "alive": [n for path in alive for n in runs[path]],
         "recent": [n for path in recent for n in runs[path]],
-    }.items():
+    }
+    for reason, names in reasons.items():
         for name in names:
             for ancestor in _ancestors(store.root, name, kept):
                 kept.setdefault(ancestor, reason)
@@ -205,11 +202,6 @@ def _active(run: Path) -> float:
     return max(
         p.stat().st_mtime for p in (run, run / "run.json", run / "stages", run / "alive") if p.exists()
     )
-
-
-def _held(work: Path) -> bool:
-    with _free(work) as free:
-        return not free
 
 
 @contextlib.contextmanager

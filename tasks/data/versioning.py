@@ -7,7 +7,7 @@ is used; its Python API is not stable.
 
 from __future__ import annotations
 
-import ctypes
+import filecmp
 import hashlib
 import json
 import logging
@@ -31,8 +31,9 @@ def publish(artifact: Path, target: Path) -> bool:
     """Make `target` (a file or directory) equal to `artifact`; returns False if it already was.
 
     Files in `UNVERSIONED` are omitted, so that equal data has equal versions. Files are hard-linked if
-    possible, else copied, to a temporary name and then exchanged atomically. Existing files in `target` are
-    never written to, only unlinked, since they may be links into DVC's cache. Raises `StoreError`.
+    possible, else copied, to a temporary name and then renamed; a killed exchange is repeated by the next
+    call. Existing files in `target` are never written to, only unlinked, since they may be links into DVC's
+    cache. Raises `StoreError`.
     """
     artifact, target = Path(artifact), Path(target)
     if not artifact.exists():
@@ -41,30 +42,29 @@ def publish(artifact: Path, target: Path) -> bool:
         )
     if target.exists() and _equal(artifact, target):
         return False
-    new = target.with_name(f".{target.name}.new-{os.getpid()}")
+    new, old = (target.with_name(f".{target.name}.new-{word}") for word in (os.getpid(), "old"))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         for leftover in target.parent.glob(f".{target.name}.new-*"):  # left by a killed process
             _remove(leftover)
         if artifact.is_dir():
-            shutil.copytree(
-                artifact,
-                new,
-                copy_function=_link_or_copy,
-                ignore=lambda folder, _: UNVERSIONED if Path(folder) == artifact else (),
-            )
+
+            def left_out(folder: str, _: list[str]) -> Collection[str]:
+                return UNVERSIONED if Path(folder) == artifact else ()
+
+            shutil.copytree(artifact, new, copy_function=_link_or_copy, ignore=left_out)
         else:
             _link_or_copy(artifact, new)
         if not target.is_symlink() and target.exists() and (target.is_dir() or new.is_dir()):
-            _exchange(new, target)
-        else:
-            new.replace(target)
+            target.rename(old)
+        new.replace(target)
     except OSError as error:
         raise StoreError(
             f"cannot publish {artifact} to {target}: {error}; free space or fix permissions, then run again"
         ) from error
     finally:
         _remove(new)
+        _remove(old)
     return True
 
 
@@ -89,9 +89,8 @@ def commit(workspace: Path) -> dict[str, str]:
     workspace = Path(workspace)
     if not _usable(workspace, "data versions are not recorded"):
         return {}
-    if ready := [
-        name for name, paths in _stages(workspace).items() if all((workspace / p).exists() for p in paths)
-    ]:
+    stages = _stages(workspace).items()
+    if ready := [name for name, paths in stages if all((workspace / path).exists() for path in paths)]:
         dvc(workspace, "commit", "--force", "--quiet", *ready)
     return locked(workspace)
 
@@ -155,10 +154,8 @@ def dvc(workspace: Path, *arguments: str, wait_seconds: float = 60.0, missing_ok
         if not any(word in message for word in BUSY):
             if missing_ok:
                 return ""
-            raise ServiceError(
-                f"`dvc {' '.join(arguments)}` in {workspace} failed (exit {done.returncode}): "
-                f"{message[-800:]}"
-            )
+            command = f"`dvc {' '.join(arguments)}` in {workspace}"
+            raise ServiceError(f"{command} failed (exit {done.returncode}): {message[-800:]}")
         if time.monotonic() + pause > end:
             raise ServiceError(
                 f"another DVC command has locked {workspace} for {wait_seconds:g} s; wait for it, or, if no "
@@ -171,9 +168,8 @@ def dvc(workspace: Path, *arguments: str, wait_seconds: float = 60.0, missing_ok
 def _usable(workspace: Path, otherwise: str) -> bool:
     """Whether `workspace` has .dvc and dvc.yaml and is in a git checkout; logs one line if not."""
     lacking = next((name for name in (".dvc", "dvc.yaml") if not (workspace / name).exists()), None)
-    if lacking is None and not any(
-        (p / ".git").exists() for p in (workspace.resolve(), *workspace.resolve().parents)
-    ):
+    around = (workspace.resolve(), *workspace.resolve().parents)
+    if lacking is None and not any((place / ".git").exists() for place in around):
         lacking = "a git checkout around it"
     if lacking:
         log.info("%s has no %s: %s", workspace, lacking, otherwise)
@@ -185,11 +181,13 @@ def _stages(workspace: Path) -> dict[str, list[str]]:
     import yaml
 
     stages = yaml.safe_load((workspace / "dvc.yaml").read_text())["stages"]
-    entries = {
-        name: [*s.get("outs", []), *s.get("metrics", []), *s.get("plots", [])] for name, s in stages.items()
-    }
     return {
-        name: [next(iter(e)) if isinstance(e, dict) else e for e in found] for name, found in entries.items()
+        name: [
+            next(iter(entry)) if isinstance(entry, dict) else entry
+            for kind in ("outs", "metrics", "plots")
+            for entry in stage.get(kind, [])
+        ]
+        for name, stage in stages.items()
     }
 
 
@@ -205,9 +203,7 @@ def _equal(one: Path, other: Path) -> bool:
     if one.is_file() != other.is_file():
         return False
     if one.is_file():
-        return os.path.samefile(one, other) or (
-            one.stat().st_size == other.stat().st_size and digest(one) == digest(other)
-        )
+        return os.path.samefile(one, other) or filecmp.cmp(one, other, shallow=False)
     names = _files(one, UNVERSIONED)
     return names == _files(other) and all(_equal(one / name, other / name) for name in names)
 
@@ -216,21 +212,6 @@ def _files(folder: Path, without: Collection[str] = ()) -> set[str]:
     """Relative paths of the files in a directory, except top-level entries in `without`."""
     found = (p.relative_to(folder) for p in folder.rglob("*") if p.is_file())
     return {path.as_posix() for path in found if path.parts[0] not in without}
-
-
-def _exchange(new: Path, target: Path) -> None:
-    """Swap two paths atomically (renameat2 RENAME_EXCHANGE, Linux), else by two renames."""
-    libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-    if (
-        libc
-        and hasattr(libc, "renameat2")
-        and libc.renameat2(-100, os.fsencode(new.absolute()), -100, os.fsencode(target.absolute()), 2) == 0
-    ):
-        return
-    old = target.with_name(f".{target.name}.new-old")
-    target.rename(old)
-    new.rename(target)
-    _remove(old)
 
 
 def _remove(path: Path) -> None:

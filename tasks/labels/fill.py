@@ -51,9 +51,9 @@ def fill(
             groups, Context(seed=seed)
         )
     count = None if labels is None else max(1, int(labels / (1 + settings.overlap) + 1e-9))
-    manifest = read_manifest(file.parent) or {}
-    weights = _weights(manifest)
-    items = items_of(groups, count, seed=seed, round=_round(manifest), policy=weights)
+    how = _made_with(file.parent)
+    round_number = (how.get("options") or {}).get("round")
+    items = items_of(groups, count, seed=seed, round=round_number, policy=_weights(file.parent))
     if not items:
         raise RecipeError(f"stage {name!r} of run {run.name} has no two different answers to one prompt")
     extra = [*repeated(items, repeats, seed), *(planted_items(planted) if planted else [])]
@@ -73,31 +73,25 @@ def answers_of(run: Path, stage: str | None) -> tuple[str, Path]:
         name: folder / file
         for name, folder in made.items()
         for file in FILES
-        if (folder / file).is_file() and (stage == name or _samples(folder))
+        if (folder / file).is_file() and (stage == name or _made_with(folder).get("does") in ANSWERS)
     }
     if stage is not None and stage not in files:
         raise RecipeError(f"run {run.name} has no answers of a stage {stage!r}{nearest(stage, files)}")
-    if stage is not None:
-        return stage, files[stage].resolve()
     if not files:
         raise RecipeError(
             f"run {run.name} has no sampled answers yet; expected a finished stage of an online phase, such "
             "as rollout_1"
         )
-    name = list(files)[-1]
+    name = stage or list(files)[-1]
     return name, files[name].resolve()
 
 
-def _samples(folder: Path) -> bool:
-    return ((read_manifest(folder) or {}).get("made_with") or {}).get("does") in ANSWERS
+def _made_with(folder: Path) -> dict[str, Any]:
+    return (read_manifest(folder) or {}).get("made_with") or {}
 
 
-def _round(manifest: dict[str, Any]) -> int | None:
-    return ((manifest.get("made_with") or {}).get("options") or {}).get("round")
-
-
-def _weights(manifest: dict[str, Any]) -> str:
+def _weights(folder: Path) -> str:
     """Store key of the policy that wrote the answers, as far as the manifest says."""
-    inputs = list((manifest.get("made_with") or {}).get("inputs") or {})
-    parents = manifest.get("parents") or []
+    manifest = read_manifest(folder) or {}
+    inputs, parents = list(_made_with(folder).get("inputs") or {}), manifest.get("parents") or []
     return parents[inputs.index("policy")] if "policy" in inputs and parents else str(manifest.get("key", ""))

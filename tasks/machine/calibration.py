@@ -30,8 +30,9 @@ from ratchet.components.recipes.plan import source_digest
 from ratchet.components.recipes.profile import Hardware, Profile
 from ratchet.components.recipes.schema import Learn, Online, Reward
 from ratchet.components.storage.store import digest, read_manifest, write_atomic
+from ratchet.tasks.machine.checks import existing
 from ratchet.tasks.machine.provenance import machine, packages
-from ratchet.tasks.machine.system import gpus
+from ratchet.tasks.machine.system import gpu_names
 from ratchet.tasks.pipeline import Pipeline
 
 PACKAGE = Path(__file__).parents[2]
@@ -47,22 +48,15 @@ def costs_of(pipeline: Pipeline, *, measured: bool) -> tuple[list[Cost], Rates |
     recipe, profile = pipeline.recipe, pipeline.profile
     length = typical_length(pipeline, splits)
     rates = stated_rates(recipe, profile, shape, length=length)
-    why = (
-        "the model is not fetched yet"
-        if folder is None
-        else why_not_measured(profile, devices())
-        if rates
-        else ""
-    )
+    why = "the model is not fetched yet"
+    if folder is not None:
+        why = why_not_measured(profile, devices()) if rates else ""
     if measured and folder is not None and not why:
         rates = machine_rates(pipeline, folder, round(length))
     elif rates is not None:
         rates = replace(rates, source=why or "not asked")
-    return (
-        estimate(recipe, profile, pipeline.stages, shape, splits, rates, last_seconds(pipeline)),
-        rates,
-        shape,
-    )
+    seconds = last_seconds(pipeline)
+    return estimate(recipe, profile, pipeline.stages, shape, splits, rates, seconds), rates, shape
 
 
 def why_not_measured(profile: Profile, here: Sequence[str]) -> str:
@@ -79,12 +73,7 @@ def why_not_measured(profile: Profile, here: Sequence[str]) -> str:
 
 def devices() -> list[str]:
     """Names of this machine's CPU and GPUs."""
-    found = [machine()]
-    if here := gpus():
-        import pynvml
-
-        found += [pynvml.nvmlDeviceGetName(gpu) for gpu in here]
-    return found
+    return [machine(), *gpu_names()]
 
 
 def model_shape(pipeline: Pipeline) -> tuple[Shape, Path | None]:
@@ -132,22 +121,16 @@ def typical_length(pipeline: Pipeline, splits: Mapping[str, Split]) -> float:
     section = next((section for section in trained if isinstance(section, Learn | Reward)), None)
     if section is None:
         raise RecipeError(f"{pipeline.recipe.name} trains nothing: there is no training text to measure")
-    return (
-        min(section.max_tokens, splits[section.data].tokens)
-        if section.data in splits
-        else float(section.max_tokens)
-    )
+    most = float(section.max_tokens)
+    return min(most, splits[section.data].tokens) if section.data in splits else most
 
 
 def last_seconds(pipeline: Pipeline) -> dict[str, float]:
     """Seconds that each stage took in its last run in this home on the same kind of machine, with the same
     model, data and options. Only seed and code may differ.
     """
-    made = {
-        m["key"]: m
-        for path in pipeline.store.root.glob("*-*")
-        if (m := read_manifest(path)) and m.get("made_with", {}).get("does")
-    }
+    manifests = [m for path in pipeline.store.root.glob("*-*") if (m := read_manifest(path))]
+    made = {m["key"]: m for m in manifests if m.get("made_with", {}).get("does")}
 
     @functools.cache
     def made_like(key: str) -> str:
@@ -159,14 +142,12 @@ def last_seconds(pipeline: Pipeline) -> dict[str, float]:
     found: dict[str, tuple[str, float]] = {}
     for key, manifest in made.items():
         if manifest["made_with"].get("machine") == machine() and "seconds" in manifest["meta"]:
-            found[made_like(key)] = max(
-                found.get(made_like(key), ("", 0.0)), (manifest["made"], manifest["meta"]["seconds"])
-            )
+            like, took = made_like(key), (manifest["made"], manifest["meta"]["seconds"])
+            found[like] = max(found.get(like, ("", 0.0)), took)
     planned: dict[str, str] = {}
     for name, stage in pipeline.stages.items():
-        planned[name] = _likeness(
-            stage.does, stage.options, [planned[parent] for parent in stage.inputs.values()]
-        )
+        parents = [planned[parent] for parent in stage.inputs.values()]
+        planned[name] = _likeness(stage.does, stage.options, parents)
     return {name: found[like][1] for name, like in planned.items() if like in found}
 
 
@@ -195,22 +176,13 @@ def machine_rates(pipeline: Pipeline, model: Path, length: int) -> Rates:
         "each": online.rollout.get("responses_per_prompt", 1) if online else 1,
     }
     code = [source_digest(does, {}) for does in ("optimise", "rollout")]
-    key = digest(
-        [
-            *devices(),
-            os.cpu_count(),
-            packages(),
-            code,
-            {**ask, "model": digest(plain(recipe.models["policy"]))},
-        ]
-    )
+    about = {**ask, "model": digest(plain(recipe.models["policy"]))}
+    key = digest([*devices(), os.cpu_count(), packages(), code, about])
     file = pipeline.store.home / "calibration.json"
     kept = json.loads(file.read_text()) if file.exists() else {}
     if key not in kept:
-        kept = {
-            **kept,
-            key: {**_measured(ask), "machine": machine(), "model": recipe.models["policy"].source},
-        }
+        source = recipe.models["policy"].source
+        kept[key] = {**_measured(ask), "machine": machine(), "model": source}
         write_atomic(file, json.dumps(kept, indent=1))
     found = kept[key]
     return Rates(found["learn"], found["score"], found["sample"], found["load"], "measured")
@@ -220,13 +192,10 @@ def _measured(ask: Mapping[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         request, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
         request.write_text(json.dumps(ask))
-        code = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")])),
-        }
+        path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
         done = subprocess.run(
             [sys.executable, "-m", "ratchet.components.estimates.measure", str(request), str(answer)],
-            env=code,
+            env={**os.environ, "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -235,10 +204,8 @@ def _measured(ask: Mapping[str, Any]) -> dict[str, Any]:
     if done.returncode:
         why = (done.stderr.strip().splitlines() or [f"it was ended by signal {-done.returncode}"])[-1]
         raise StageError(f"the benchmark of this machine failed with {ask['model']}: {why}")
-    if not all(
-        math.isfinite(v) and v > 0
-        for v in (found["score"], found["sample"], found["load"], *found["learn"].values())
-    ):
+    rates = (found["score"], found["sample"], found["load"], *found["learn"].values())
+    if not all(math.isfinite(rate) and rate > 0 for rate in rates):
         raise StageError(f"the benchmark of this machine returned {found}; expected positive numbers")
     return found
 
@@ -249,5 +216,4 @@ def this_machine(home: Path) -> tuple[float, float]:
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.is_file() and (text := limit.read_text().strip()).isdigit():
         memory = min(memory, float(text))
-    place = next(p for p in (home.resolve(), *home.resolve().parents) if p.exists())
-    return memory, float(shutil.disk_usage(place).free)
+    return memory, float(shutil.disk_usage(existing(home)).free)

@@ -17,12 +17,24 @@ WARN_BYTES, FAIL_BYTES = 10e9, 1e9
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one check: name, state, observation, and advice if not ok."""
+    """Result of one check: state, observation, advice if not ok, and the check's name."""
 
-    name: str
     state: Literal["ok", "warn", "fail"]
     seen: str
     do: str = ""
+    name: str = ""
+
+
+def ok(seen: str) -> Finding:
+    return Finding("ok", seen)
+
+
+def warn(seen: str, do: str) -> Finding:
+    return Finding("warn", seen, do)
+
+
+def fail(seen: str, do: str) -> Finding:
+    return Finding("fail", seen, do)
 
 
 def packages_fit() -> Finding:
@@ -30,89 +42,63 @@ def packages_fit() -> Finding:
     from packaging.requirements import Requirement
 
     if installed(DISTRIBUTION) is None:
-        return Finding("packages", "warn", f"{DISTRIBUTION} is not installed, only imported", "make install")
-    wrong, checked = [], 0
-    for text in metadata.requires(DISTRIBUTION) or []:
-        requirement = Requirement(text)
-        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        checked += 1
-        version = installed(requirement.name)
+        return warn(f"{DISTRIBUTION} is not installed, only imported", "make install")
+    requirements = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or []]
+    required = [one for one in requirements if not one.marker or one.marker.evaluate({"extra": ""})]
+    wrong = []
+    for one in required:
+        version = installed(one.name)
         if version is None:
-            wrong.append(f"{requirement.name} is missing")
-        elif not requirement.specifier.contains(version, prereleases=True):
-            wrong.append(f"{requirement.name} {version} is not {requirement.specifier}")
+            wrong.append(f"{one.name} is missing")
+        elif not one.specifier.contains(version, prereleases=True):
+            wrong.append(f"{one.name} {version} is not {one.specifier}")
     if wrong:
-        return Finding(
-            "packages",
-            "fail",
-            "; ".join(wrong),
-            "make install, or pip install --constraint infra/constraints.txt --editable .",
-        )
-    return Finding("packages", "ok", f"{checked} required packages installed in compatible versions")
+        do = "make install, or pip install --constraint infra/constraints.txt --editable ."
+        return fail("; ".join(wrong), do)
+    return ok(f"{len(required)} required packages installed in compatible versions")
 
 
 def locked(constraints: Path) -> Finding:
     """Compare installed versions with the lock file: other versions may work but are untested."""
     if not constraints.exists():
-        return Finding(
-            "lock file", "warn", f"no {constraints}", "install from a checkout to compare versions"
-        )
+        return warn(f"no {constraints}", "install from a checkout to compare versions")
     pins = dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", constraints.read_text(), re.MULTILINE))
-    versions = {name: installed(name) for name in pins}
+    here = {name: version for name in pins if (version := installed(name))}
     other = [
         f"{name} {version} instead of {pins[name]}"
-        for name, version in versions.items()
-        if version and version.split("+")[0] != pins[name].split("+")[0]
+        for name, version in here.items()
+        if version.split("+")[0] != pins[name].split("+")[0]
     ]
-    here = sum(v is not None for v in versions.values())
     if other:
         more = f" and {len(other) - 4} more" if len(other) > 4 else ""
-        return Finding(
-            "lock file",
-            "warn",
-            f"{len(other)} of {here} packages differ: {', '.join(other[:4])}{more}",
-            "make install installs the tested versions",
-        )
-    return Finding("lock file", "ok", f"{here} packages as in {constraints.name}")
+        seen = f"{len(other)} of {len(here)} packages differ: {', '.join(other[:4])}{more}"
+        return warn(seen, "make install installs the tested versions")
+    return ok(f"{len(here)} packages as in {constraints.name}")
 
 
 def writable(home: Path) -> Finding:
     if why := not_writable(home):
-        return Finding("write access", "fail", why, "choose another --home, or fix its permissions")
-    return Finding("write access", "ok", str(home.resolve()))
+        return fail(why, "choose another --home, or fix its permissions")
+    return ok(str(home.resolve()))
 
 
 def disk(home: Path) -> Finding:
     free = shutil.disk_usage(existing(home)).free
-    seen = f"{free / 1e9:.1f} GB free"
-    if free >= WARN_BYTES:
-        return Finding("disk", "ok", seen)
-    return Finding(
-        "disk", "fail" if free < FAIL_BYTES else "warn", seen, "ratchet gc lists what can be deleted"
-    )
+    seen, do = f"{free / 1e9:.1f} GB free", "ratchet gc lists what can be deleted"
+    return ok(seen) if free >= WARN_BYTES else fail(seen, do) if free < FAIL_BYTES else warn(seen, do)
 
 
 def gpu() -> Finding:
     """Check GPU and torch; torch is imported only if the driver lists a GPU."""
-    version = installed("torch") or "none"
-    tool = shutil.which("nvidia-smi")
-    listed = (
-        subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=10).stdout.splitlines()
-        if tool
-        else []
-    )
-    if not listed:
-        return Finding("GPU", "ok", f"none; torch {version}, profile cpu")
+    version, tool = installed("torch") or "none", shutil.which("nvidia-smi")
+    done = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=10) if tool else None
+    if done is None or not (listed := done.stdout.splitlines()):
+        return ok(f"none; torch {version}, profile cpu")
     import torch
 
     if torch.cuda.is_available():
-        return Finding(
-            "GPU", "ok", f"{torch.cuda.device_count()} × {torch.cuda.get_device_name(0)}, torch {version}"
-        )
-    return Finding(
-        "GPU",
-        "warn",
+        return ok(f"{torch.cuda.device_count()} × {torch.cuda.get_device_name(0)}, torch {version}")
+    return warn(
         f"the driver lists {len(listed)}, torch {version} sees none",
         "install a CUDA build of torch that fits the driver, or check CUDA_VISIBLE_DEVICES",
     )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import os
 import platform
 import subprocess
 from importlib import metadata
 from pathlib import Path
+
+from ratchet.components.piece import ROOT
 
 PACKAGES = (  # packages that affect results, then those that affect storage
     "torch",
@@ -42,11 +46,9 @@ def revision() -> str:
     if not (here / ".git").exists():  # a .git further up belongs to another project
         return os.environ.get("RATCHET_REVISION", "")
     try:
-        head = subprocess.run(
-            ["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10
-        )
-        dirty = subprocess.run(
-            ["git", "-C", here, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10
+        head, dirty = (
+            subprocess.run(["git", "-C", here, *command], capture_output=True, text=True, timeout=10)
+            for command in (("rev-parse", "HEAD"), ("status", "--porcelain", "-uno"))
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
@@ -58,20 +60,25 @@ def packages() -> dict[str, str]:
     """Installed versions of Python and `PACKAGES`."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
+
+
+def code_versions() -> dict[str, str]:
+    """Versions that all ranks must share: this code, packages for computation and communication."""
+    sources = hashlib.sha256()
+    for file in sorted([*ROOT.rglob("*.py"), *Path(__file__).parents[1].rglob("*.py")]):
+        sources.update(file.read_bytes())
+    shared = ("torch", "transformers", "peft", "deepspeed")
+    return {"ratchet": sources.hexdigest()[:12], **{name: packages().get(name, "none") for name in shared}}
 
 
 @functools.cache
 def machine() -> str:
     """Operating system and CPU model: results differ between CPU models by rounding."""
     model = platform.processor()
-    try:
+    with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
     return f"{platform.system()} {platform.machine()} {model}".strip()

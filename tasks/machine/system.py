@@ -46,8 +46,10 @@ def sampled(file: Path, every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
 
 def _serve(file: Path, first: float, every_seconds: float, stop: threading.Event) -> None:
     with contextlib.suppress(Exception):  # monitoring errors must not stop a run
+        import psutil
+
         devices = gpus()
-        _percent()  # the first call only initialises the counter
+        psutil.cpu_percent()  # the first call only initialises the counter
         last = False
         while True:
             now = time.time()
@@ -70,7 +72,7 @@ def sample(devices: list[Any]) -> dict[str, float]:
         with contextlib.suppress(psutil.Error):
             ours += process.memory_info().rss
     found = {
-        "system/cpu_utilization_percentage": _percent(),
+        "system/cpu_utilization_percentage": psutil.cpu_percent(),
         "system/system_memory_usage_megabytes": (memory.total - memory.available) / 1e6,
         "system/system_memory_usage_percentage": memory.percent,
         "system/run_memory_usage_megabytes": ours / 1e6,
@@ -78,12 +80,6 @@ def sample(devices: list[Any]) -> dict[str, float]:
     for number, device in enumerate(devices):
         found |= _gpu(f"system/gpu_{number}", device)
     return {name: round(float(value), 3) for name, value in found.items()}
-
-
-def _percent() -> float:
-    import psutil
-
-    return psutil.cpu_percent()
 
 
 def gpus() -> list[Any]:
@@ -112,20 +108,26 @@ def visible_gpus() -> dict[str, str]:
             "`gpus` requested, but the GPUs of this machine cannot be listed; run "
             "`pip install -e '.[scale]'` in the checkout, or set CUDA_VISIBLE_DEVICES"
         )
-    names = (
-        (name.strip() for name in listed.split(",")) if listed is not None else map(str, range(len(uuids)))
-    )
-    return {
-        _uuid(name, uuids): name for name in itertools.takewhile(lambda name: name not in ("", "-1"), names)
-    }  # as CUDA does
+    names = map(str, range(len(uuids)))
+    if listed is not None:  # up to the first that is none, as CUDA does
+        stripped = (name.strip() for name in listed.split(","))
+        names = itertools.takewhile(lambda name: name not in ("", "-1"), stripped)
+    return {_uuid(name, uuids): name for name in names}
+
+
+def gpu_names() -> list[str]:
+    """Models of the NVIDIA GPUs."""
+    return [_nvml().nvmlDeviceGetName(device) for device in gpus()]
 
 
 def _uuids() -> list[str]:
-    if not (devices := gpus()):
-        return []
+    return [_nvml().nvmlDeviceGetUUID(device) for device in gpus()]
+
+
+def _nvml() -> Any:
     import pynvml
 
-    return [pynvml.nvmlDeviceGetUUID(device) for device in devices]
+    return pynvml  # type checkers infer its C structures wrongly
 
 
 def _uuid(name: str, uuids: Sequence[str]) -> str:
@@ -136,9 +138,7 @@ def _uuid(name: str, uuids: Sequence[str]) -> str:
 
 def _gpu(name: str, device: Any) -> dict[str, float]:
     """Metrics of a GPU. MIG slices have no utilisation, some boards no power meter."""
-    import pynvml
-
-    nvml: Any = pynvml  # type checkers infer its C structures wrongly
+    nvml = _nvml()
     queries: dict[str, Callable[[], float]] = {
         "memory_usage_megabytes": lambda: nvml.nvmlDeviceGetMemoryInfo(device).used / 1e6,
         "utilization_percentage": lambda: nvml.nvmlDeviceGetUtilizationRates(device).gpu,

@@ -68,10 +68,8 @@ def _watch(run: UUID, finished: threading.Event, handler_lock: threading.Lock) -
     from prefect.client.orchestration import get_client
 
     while not finished.wait(POLL):
-        with (
-            contextlib.suppress(Exception),
-            get_client(sync_client=True) as client,
-        ):  # server unavailable: connect again
+        # server unavailable: connect again
+        with contextlib.suppress(Exception), get_client(sync_client=True) as client:
             while True:  # one client for all polls: creating one takes longer than a request
                 state = client.read_flow_run(run).state
                 if state is not None and (state.is_cancelling() or state.is_cancelled()):

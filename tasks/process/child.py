@@ -7,8 +7,10 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 from ratchet.components.errors import RatchetError, StageError, redacted
@@ -35,13 +37,24 @@ def set_up_process(parent: int, log: str) -> None:
     sys.stdout = sys.stderr = file
 
 
+@contextlib.contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Processes started inside never see Ctrl-C, which a terminal sends to every process of a command and the
+    command alone handles.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def exit_with_parent(parent: int) -> None:
     """Kill this process when the flow process `parent` dies. (The fork server is its actual parent and lives
     as long as the flow; Linux.)
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    import threading
 
     def watch() -> None:
         while True:
@@ -66,3 +79,9 @@ def send_error(connection: Any, where: str, error: BaseException, advice: str, l
         connection.send(("error", error))
     with contextlib.suppress(OSError):
         print(redacted(traceback.format_exc()), flush=True)
+
+
+def killed_by(number: int) -> str:
+    """How a process ended that was killed by a signal, for messages."""
+    name = signal.Signals(number).name
+    return f"was killed by {name}{'; the machine probably ran out of memory' if name == 'SIGKILL' else ''}"

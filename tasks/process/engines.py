@@ -32,11 +32,8 @@ def start_engines(
     for number in range(count if count > 1 else 0):
         ours, theirs = context.Pipe()
         place = (number, count, tuple(devices))
-        process = context.Process(
-            target=_serve,
-            args=(theirs, request["does"], request["options"]["profile"], place, str(log), os.getpid()),
-            daemon=False,
-        )
+        given = (theirs, request["does"], request["options"]["profile"], place, str(log), os.getpid())
+        process = context.Process(target=_serve, args=given, daemon=False)
         process.start()
         theirs.close()
         workers.append(process)
@@ -106,9 +103,9 @@ def _choose_gpus(profile: Mapping[str, Any], number: int, count: int, devices: t
     visible = list(devices) or (named.split(",") if named else [str(i) for i in range(found)])
     each = gpus_per_engine(profile)
     if len(visible) < count * each:
+        seen = f"{len(visible)} GPU{'s are' if len(visible) != 1 else ' is'} visible"
         raise RecipeError(
-            f"the profile needs {count} engines of {each} GPU{'s' * (each > 1)}, but {len(visible)} "
-            f"GPU{'s are' if len(visible) != 1 else ' is'} visible; set `engines` to "
-            f"{max(1, len(visible) // each)}"
+            f"the profile needs {count} engines of {each} GPU{'s' * (each > 1)}, but {seen}; set `engines` "
+            f"to {max(1, len(visible) // each)}"
         )
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[number * each : (number + 1) * each])

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from ratchet.tasks.process.rank_checks import missing_devices
-from ratchet.tasks.process.ranks import JOB, Job, run_ranks
+from ratchet.tasks.process.ranks import JOB, Job, missing_devices, run_ranks
 
 
 def join(home: Path, say: Callable[[str], None]) -> NoReturn:
@@ -23,9 +22,7 @@ def join(home: Path, say: Callable[[str], None]) -> NoReturn:
 
     seen = set[str]()
     logging.disable(logging.ERROR)  # torch's launcher logs a lot when a rank fails
-    os.environ.setdefault(
-        "TORCH_CPP_LOG_LEVEL", "ERROR"
-    )  # and its store a stack trace when the leader is gone
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its store: a stack trace without its leader
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     while True:
         for file, job in jobs(home.resolve()):
@@ -46,22 +43,19 @@ def _run_job(job: Job, say: Callable[[str], None]) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
 
-    log = str(
-        Path(job.log).with_suffix(f".{socket.gethostname()}.log")
-    )  # one log per machine, since the disk may be shared
-    say(f"{job.name} of {job.leader}: {job.ranks_per_machine} of {job.ranks} ranks here (log: {log})")
+    log = str(Path(job.log).with_suffix(f".{socket.gethostname()}.log"))  # the disk may be shared
+    name = f"{job.name} of {job.leader}"
+    say(f"{name}: {job.ranks_per_machine} of {job.ranks} ranks here (log: {log})")
     try:
         try:
             run_ranks(job, log)
-        finally:
-            signal.signal(
-                signal.SIGTERM, signal.default_int_handler
-            )  # the launcher leaves its own handler installed, which raises an exception nothing catches
-        say(f"{job.name} of {job.leader}: done")
+        finally:  # the launcher leaves its own handler installed, which raises an exception nothing catches
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+        say(f"{name}: done")
     except ChildFailedError:
-        say(f"{job.name} of {job.leader}: failed")
+        say(f"{name}: failed")
     except RendezvousError as error:
-        say(f"{job.name} of {job.leader} continued or ended without this machine ({type(error).__name__})")
+        say(f"{name} continued or ended without this machine ({type(error).__name__})")
     except (SignalException, KeyboardInterrupt):
         with contextlib.suppress(OSError):
             (job.reports / f"{socket.gethostname()}.left").touch()
@@ -72,9 +66,8 @@ def jobs(home: Path) -> list[tuple[Path, Job]]:
     """Multi-node stages in a home, oldest first: of two waiting stages one gets all its machines."""
     found = []
     for file in (home / "store" / ".work").glob(f"*/{JOB}"):
-        with contextlib.suppress(
-            OSError, ValueError, TypeError
-        ):  # just removed, or written by another version
+        # just removed, or written by another version
+        with contextlib.suppress(OSError, ValueError, TypeError):
             found.append((file, Job(**json.loads(file.read_text()))))
     return sorted(found, key=lambda pair: pair[1].since)
 
@@ -93,7 +86,6 @@ def rejection_reason(file: Path, job: Job) -> str:
     except OSError as error:
         return (
             f"{job.endpoint} does not answer ({error}); if that stage still waits, set RATCHET_ADDRESS on "
-            "its machine to an address "
-            "reachable from here"
+            "its machine to an address reachable from here"
         )
     return missing_devices(job.ranks_per_machine)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.components.errors import StageError
-from ratchet.tasks.process.child import PRELOAD, send_error, set_up_process
+from ratchet.tasks.process.child import PRELOAD, interrupts_blocked, killed_by, send_error, set_up_process
 from ratchet.tasks.process.engines import engines_of, start_engines, stop_engines
 from ratchet.tasks.process.ranks import execute_on_ranks, ranks_of
 
@@ -28,8 +28,8 @@ ENVIRONMENT = {
     # hundred thousand page faults per step (10 to 20 % of the step time of SmolLM2).
     "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=274877906944",
     # OpenMP threads busy-wait (spin) for each other; GOMP_SPINCOUNT 3,000 instead of 300,000 avoids
-    # starvation when cores are
-    # oversubscribed: two runs sampling on two cores are 7x faster, a single run is 4 % slower.
+    # starvation when cores are oversubscribed: two runs sampling on two cores are 7x faster, a single run is
+    # 4 % slower.
     "GOMP_SPINCOUNT": "3000",
 }
 """Environment of stage processes and their children. Variables set by the user take precedence."""
@@ -50,9 +50,8 @@ def launch(
     `StageError` with the cause. `tick` is called about five times per second while waiting.
     """
     engines = engines_of(request)
-    if (
-        inline and ranks_of(request) == engines == 1 and not devices
-    ):  # CUDA reads CUDA_VISIBLE_DEVICES once per process
+    # CUDA reads CUDA_VISIBLE_DEVICES once per process
+    if inline and ranks_of(request) == engines == 1 and not devices:
         from ratchet.components.stages.run import execute
 
         return execute(request)
@@ -62,25 +61,19 @@ def launch(
     log.parent.mkdir(parents=True, exist_ok=True)
     with without_main():
         workers, connections = start_engines(context, request, engines, log, devices)
-        child = context.Process(
-            target=_child,
-            args=(dict(request), send, str(log), os.getpid(), tuple(devices), connections),
-            daemon=False,
-        )
+        given = (dict(request), send, str(log), os.getpid(), tuple(devices), connections)
+        child = context.Process(target=_child, args=given, daemon=False)
         child.start()
     for connection in (send, *connections):
         connection.close()
     try:
-        while not receive.poll(0.2):
+        while not receive.poll(0.2) and child.is_alive():
             if tick:
                 tick()
-            if not child.is_alive() and not receive.poll(0):
-                break
-        answer = receive.recv() if receive.poll(0) else None
-        child.join(30)
-    except EOFError:
-        child.join(30)
         answer = None
+        with contextlib.suppress(EOFError):
+            answer = receive.recv() if receive.poll(0) else None
+        child.join(30)
     except BaseException:
         _terminate(child)
         raise
@@ -100,20 +93,8 @@ def prepare() -> None:
     """
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
     resource_tracker.ensure_running()  # the fork server starts it otherwise, and it unblocks interrupts
-    with _environment(environment()), _interrupts_blocked():
+    with _environment(environment()), interrupts_blocked():
         ensure_running()
-
-
-@contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Processes started inside never see Ctrl-C, which a terminal sends to every process of a command and the
-    command alone handles.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def environment() -> dict[str, str]:
@@ -156,11 +137,10 @@ def _child(
     log: str,
     parent: int,
     devices: tuple[str, ...],
-    engines: Sequence[Any] = (),
+    engines: Sequence[Any],
 ) -> None:
-    if (
-        devices
-    ):  # the fork server is shared and has not initialised CUDA; ranks and a vLLM server inherit this
+    # the fork server is shared and has not initialised CUDA; ranks and a vLLM server inherit this
+    if devices:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     os.setsid()
     set_up_process(parent, log)
@@ -193,10 +173,6 @@ def _terminate(child: Any) -> None:
 
 def _death_message(does: str, code: int | None, log: Path) -> str:
     if code is not None and code < 0:
-        name = signal.Signals(-code).name
-        why = "; the machine probably ran out of memory" if -code == signal.SIGKILL else ""
-        return (
-            f"stage {does!r} was killed by {name}{why}; run again to continue from its last checkpoint "
-            f"(log: {log})"
-        )
+        again = "run again to continue from its last checkpoint"
+        return f"stage {does!r} {killed_by(-code)}; {again} (log: {log})"
     return f"stage {does!r} ended without a result, exit code {code} (log: {log})"

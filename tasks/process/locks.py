@@ -76,8 +76,7 @@ def gpu_slots(count: int) -> Iterator[tuple[str, ...]]:
     if here and count > len(here):
         raise RecipeError(
             f"`gpus: {count}`, but this machine has {len(here)} ({', '.join(here.values())}; "
-            "CUDA_VISIBLE_DEVICES limits them, if "
-            f"set); request at most {len(here)}"
+            f"CUDA_VISIBLE_DEVICES limits them, if set); request at most {len(here)}"
         )
     with slots("gpu", count), lock_gpus(here, count if here else 0) as given:
         yield given
@@ -98,12 +97,8 @@ def lock_gpus(here: Mapping[str, str], count: int) -> Iterator[tuple[str, ...]]:
                 yield given
                 return
         if not logged:
-            log.warning(
-                "waiting for %d of the GPUs %s: %s",
-                count,
-                ", ".join(here.values()),
-                ", ".join(f"{here[gpu]} is locked by {_holder(_gpu_lock(gpu))}" for gpu in busy),
-            )
+            holders = ", ".join(f"{here[gpu]} is locked by {_holder(_gpu_lock(gpu))}" for gpu in busy)
+            log.warning("waiting for %d of the GPUs %s: %s", count, ", ".join(here.values()), holders)
             logged = True
         time.sleep(LOOK_SECONDS)
 
@@ -155,17 +150,12 @@ def slots(name: str, count: int) -> Iterator[None]:
     from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
     from prefect.concurrency.sync import concurrency
 
+    taken = concurrency(
+        name, count, lease_duration=LEASE_SECONDS, strict=True, raise_on_lease_renewal_failure=False
+    )
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(
-                concurrency(
-                    name,
-                    occupy=count,
-                    lease_duration=LEASE_SECONDS,
-                    strict=True,
-                    raise_on_lease_renewal_failure=False,
-                )
-            )
+            stack.enter_context(taken)
         except ConcurrencySlotAcquisitionError as error:
             raise ServiceError(
                 f"could not acquire {count} slots of {name!r} from the Prefect server: {error}; create "
@@ -194,22 +184,15 @@ def registry_lock(home: Path) -> Iterator[None]:
 
 def _write_holder(lock: Path) -> None:
     """Write the holder into the existing lock file (files of other users may be written, not created)."""
-    holder_info = {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "since": time.strftime("%Y-%m-%d %H:%M:%S%z"),
-    }
-    file = os.open(lock, os.O_WRONLY)
-    try:
-        os.ftruncate(file, 0)
-        os.pwrite(file, json.dumps(holder_info).encode(), 0)
-    finally:
-        os.close(file)
+    since = time.strftime("%Y-%m-%d %H:%M:%S%z")
+    with lock.open("r+") as file:
+        file.truncate()
+        json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": since}, file)
 
 
 def _holder(lock: Path) -> str:
     try:
-        holder_info = json.loads(lock.read_text())
-        return f"process {holder_info['pid']} on {holder_info['host']} since {holder_info['since']}"
+        holder = json.loads(lock.read_text())
+        return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
     except (OSError, ValueError, KeyError):  # being written
         return "another process"

@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import sqlite3
 import subprocess
@@ -25,6 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ratchet.components.errors import ServiceError
+from ratchet.tasks.process.child import interrupts_blocked
 from ratchet.tasks.process.locks import file_lock
 
 STARTUP = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
@@ -51,26 +51,28 @@ class PrefectServer:
     def wait(self, seconds: float) -> None:
         """Wait until it answers. `ServiceError` if it exits or does not answer within `seconds`."""
         end = time.monotonic() + seconds
-        while self.process.poll() is None and time.monotonic() < end:
-            try:
-                with urllib.request.urlopen(
-                    f"{self.address}/health", timeout=max(end - time.monotonic(), 0.1)
-                ):
-                    break
-            except (urllib.error.URLError, OSError):
-                time.sleep(0.05)
-        else:
-            raise ServiceError(
-                f"Prefect's own server did not start within {seconds:g} s: the machine is too busy; raise "
-                f"{STARTUP}, or start "
-                "`prefect server start` and set PREFECT_API_URL"
-                if self.process.poll() is None
-                else f"Prefect's own server ended with exit code {self.process.returncode} before it "
-                "answered; its output is above"
-            )
+        while not self._answers(max(end - time.monotonic(), 0.1)):
+            if self.process.poll() is not None:
+                raise ServiceError(
+                    f"Prefect's own server ended with exit code {self.process.returncode} before it "
+                    "answered; its output is above"
+                )
+            if time.monotonic() > end:
+                raise ServiceError(
+                    f"Prefect's own server did not start within {seconds:g} s: the machine is too busy; "
+                    f"raise {STARTUP}, or start `prefect server start` and set PREFECT_API_URL"
+                )
+            time.sleep(0.05)
         if self.unkept:
             _keep(self.unkept)
         self.making.close()
+
+    def _answers(self, seconds: float) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.address}/health", timeout=seconds):
+                return True
+        except (urllib.error.URLError, OSError):
+            return False
 
     def stop(self) -> None:
         self.process.terminate()
@@ -88,10 +90,8 @@ def start(folder: Path) -> PrefectServer:
     It ends with this process and ignores Ctrl-C, which a terminal sends to the whole process group: a stopped
     run must still be able to report to its server.
     """
-    with contextlib.ExitStack() as turn:
-        turn.enter_context(
-            file_lock(folder / "database.lock", f"Prefect's database of {folder}")
-        )  # two servers creating one database would fail
+    with contextlib.ExitStack() as turn:  # two servers creating one database would fail
+        turn.enter_context(file_lock(folder / "database.lock", f"Prefect's database of {folder}"))
         database = folder / "prefect.db"
         unkept = None if database.exists() or _take(database) else database
         server = PrefectServer(*_begin(), unkept)
@@ -103,31 +103,18 @@ def start(folder: Path) -> PrefectServer:
 
 
 def _begin() -> tuple[str, subprocess.Popen[bytes]]:
-    """Address and process of a starting server."""
-    with socket.create_server(
-        ("127.0.0.1", 0)
-    ) as listening:  # pass the open socket: nobody can take the port, and early callers wait
-        previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by the child
-        try:
+    """Address and process of a starting server. It is passed the open socket: nobody can take the port, and
+    early callers wait.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        command = ["uvicorn", "--factory", "prefect.server.api.server:create_app"]
+        options = ["--fd", str(listening.fileno()), "--log-level", "error", "--lifespan", "on"]
+        with interrupts_blocked():
             process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "uvicorn",
-                    "--factory",
-                    "prefect.server.api.server:create_app",
-                    "--fd",
-                    str(listening.fileno()),
-                    "--log-level",
-                    "error",
-                    "--lifespan",
-                    "on",
-                ],
+                [sys.executable, "-m", *command, *options],
                 env={**os.environ, **SETTINGS},
                 pass_fds=[listening.fileno()],
             )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
         return f"http://127.0.0.1:{listening.getsockname()[1]}/api", process
 
 
@@ -139,11 +126,9 @@ def kept() -> Path:
 
 def _take(database: Path) -> bool:
     """Copy the cached database; returns whether there was one."""
-    with (
-        contextlib.suppress(OSError, RuntimeError),
-        tempfile.TemporaryDirectory(dir=database.parent) as folder,
-    ):  # no home directory, or no permission
-        os.replace(shutil.copyfile(kept(), Path(folder) / "copy"), database)
+    with contextlib.suppress(OSError, RuntimeError):  # no home directory, or no permission
+        with tempfile.TemporaryDirectory(dir=database.parent) as folder:
+            os.replace(shutil.copyfile(kept(), Path(folder) / "copy"), database)
         return True
     return False
 

@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.components import errors
-from ratchet.components.errors import RatchetError, RecipeError, StageError, redacted
+from ratchet.components.errors import ContractError, RatchetError, RecipeError, StageError, redacted
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.storage.store import Workspace, write_atomic
-from ratchet.tasks.process.child import PRELOAD, set_up_process
-from ratchet.tasks.process.rank_checks import code_versions, missing_devices, require_same_code
+from ratchet.tasks.machine.provenance import code_versions
+from ratchet.tasks.process.child import PRELOAD, killed_by, set_up_process
 
 JOB, REPORTS, META = "job.json", "ranks", "meta.json"
 JOIN_SECONDS = int(os.environ.get("RATCHET_JOIN_SECONDS", "1800"))  # timeout for machines to join
@@ -81,6 +81,19 @@ def ranks_of(request: Mapping[str, Any]) -> int:
     return int(profile.get("ranks", 1)) if "fit" in request["options"] else 1
 
 
+def missing_devices(each: int) -> str:
+    """Error message if this machine has fewer GPUs than ranks; empty if it has enough, or none."""
+    import torch
+
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else each
+    if each <= devices:
+        return ""
+    return (
+        f"one per GPU, but {socket.gethostname()} has {devices} GPUs for {each} ranks; use fewer ranks or "
+        "more machines"
+    )
+
+
 def execute_on_ranks(request: Mapping[str, Any], log: str) -> dict[str, Any]:
     """Run the stage on all ranks and return rank 0's metadata. Raises the root cause
     (`failure_of`): the `RatchetError` of a rank, or a `StageError` that names the rank that died and its
@@ -90,35 +103,23 @@ def execute_on_ranks(request: Mapping[str, Any], log: str) -> dict[str, Any]:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
-    count, machines, work = (
-        ranks_of(request),
-        int(request["options"]["profile"].get("machines", 1)),
-        Workspace(Path(request["work"])),
-    )
+    profile, work = request["options"]["profile"], Workspace(Path(request["work"]))
+    count, machines = ranks_of(request), int(profile.get("machines", 1))
     if short := missing_devices(count // machines):
-        raise RecipeError(
-            f"stage {request['does']!r}: the profile says `ranks: "
-            f"{count}`{f' on `machines: {machines}`' if machines > 1 else ''}, {short}"
-        )
-    store = TCPStore(
-        "localhost", 0, is_master=True, wait_for_workers=False
-    )  # rendezvous store; lives as long as this call
+        over = f" on `machines: {machines}`" if machines > 1 else ""
+        raise RecipeError(f"stage {request['does']!r}: the profile says `ranks: {count}`{over}, {short}")
+    # the rendezvous store lives as long as this call
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     host = os.environ.get("RATCHET_ADDRESS", socket.gethostname()) if machines > 1 else "localhost"
-    job, command = (
-        Job(request, log, count, machines, f"{host}:{store.port}"),
-        f"ratchet join --home {work.root.parents[2]}",
-    )
+    job = Job(request, log, count, machines, f"{host}:{store.port}")
+    command = f"ratchet join --home {work.root.parents[2]}"
     shutil.rmtree(job.reports, ignore_errors=True)
     job.reports.mkdir(parents=True)
     if machines > 1:
-        print(
-            f"waiting for {machines - 1} more machine{'s' * (machines > 2)}: run `{command}` on each",
-            flush=True,
-        )
-        write_atomic(
-            work.steps,
-            json.dumps({"step": 1, "of": machines, "unit": "machines", "time": time.time(), "metrics": {}}),
-        )
+        others = f"{machines - 1} more machine{'s' * (machines > 2)}"
+        print(f"waiting for {others}: run `{command}` on each", flush=True)
+        step = {"step": 1, "of": machines, "unit": "machines", "time": time.time(), "metrics": {}}
+        write_atomic(work.steps, json.dumps(step))
         write_atomic(work.root / JOB, json.dumps(asdict(job)))
     try:
         run_ranks(job, log)
@@ -126,8 +127,7 @@ def execute_on_ranks(request: Mapping[str, Any], log: str) -> dict[str, Any]:
     except RendezvousTimeoutError:
         raise StageError(
             f"{job.name} needs {machines} machines, but not all joined within {JOIN_SECONDS} s; run "
-            f"`{command}` on each of the "
-            "others (it prints why it cannot join), then run this command again"
+            f"`{command}` on each of the others (it prints why it cannot join), then run this command again"
         ) from None
     except ChildFailedError:
         raise failure_of(job, failure_reports(job)) from None
@@ -185,27 +185,33 @@ def _rank(job: Job, log: str, launcher_pid: int) -> None:
         connecting.cancel()
         if job.machines > 1:
             threading.Thread(target=_exit_with_other_machines, args=(job,), daemon=True).start()
-            require_same_code(ranks.gather((socket.gethostname(), code_versions())))
+            _require_same_code(ranks.gather((socket.gethostname(), code_versions())))
         meta = execute(job.request)
         if ranks.first():
             write_atomic(job.reports / META, json.dumps(meta))
     except BaseException as error:
         print(redacted(traceback.format_exc()), flush=True)
         report(job, rank, log, kind=type(error).__name__, text=redacted(str(error)))
-        if not isinstance(error, RatchetError):
-            time.sleep(
-                1.0
-            )  # broken connections are follow-up errors: let the launcher see the dead rank first
+        if not isinstance(error, RatchetError):  # broken connections are follow-up errors: let the launcher
+            time.sleep(1.0)  # see the dead rank first
         sys.exit(1)  # torch would print a raised exception, which may contain secrets
+
+
+def _require_same_code(machines: list[tuple[str, dict[str, str]]]) -> None:
+    first, ours = machines[0]
+    for host, theirs in machines:
+        if other := next((name for name in ours if ours[name] != theirs[name]), None):
+            raise ContractError(
+                f"{other} is {theirs[other]} on {host} and {ours[other]} on {first}; all machines of a "
+                "stage need the same version"
+            )
 
 
 def report(job: Job, rank: int, log: str, **what: Any) -> None:
     """Write how a rank ended: its exit code, or its error type and message."""
+    file = job.reports / f"{rank}.{'exit' if 'exitcode' in what else 'error'}"
     with contextlib.suppress(OSError):  # workspace removed: the leader has ended
-        write_atomic(
-            job.reports / f"{rank}.{'exit' if 'exitcode' in what else 'error'}",
-            json.dumps({"host": socket.gethostname(), "log": log, **what}),
-        )
+        write_atomic(file, json.dumps({"host": socket.gethostname(), "log": log, **what}))
 
 
 def failure_reports(job: Job) -> dict[int, dict[str, Any]]:
@@ -227,57 +233,45 @@ def failure_of(job: Job, found: Mapping[int, Mapping[str, Any]]) -> RatchetError
     out of memory, a machine that left, any other error.
     """
 
-    def where(rank: int) -> str:
-        return f"{job.name}: rank {rank} of {job.ranks}" + (
-            f" on {found[rank]['host']}" if job.machines > 1 else ""
-        )
+    found = dict(sorted(found.items()))
+
+    def failed(rank: int, text: str, died: bool = True) -> StageError:
+        host = f" on {found[rank]['host']}" if job.machines > 1 else ""
+        return StageError(f"{job.name}: rank {rank} of {job.ranks}{host} {text}; {advice(rank)}", died=died)
 
     def advice(rank: int) -> str:
-        return (
-            "the other ranks were stopped; run again to continue from the last checkpoint (log: "
-            f"{found[rank]['log']})"
-        )
+        again = "the other ranks were stopped; run again to continue from the last checkpoint"
+        return f"{again} (log: {found[rank]['log']})"
 
-    for rank, one in sorted(found.items()):
+    for rank, one in found.items():
         if one.get("exitcode", 0) < 0 and one["exitcode"] != -signal.SIGTERM:
-            name = signal.Signals(-one["exitcode"]).name
-            memory = "; the machine probably ran out of memory" if name == "SIGKILL" else ""
-            return StageError(f"{where(rank)} was killed by {name}{memory}; {advice(rank)}", died=True)
-    raised = {rank: (one["kind"], one["text"]) for rank, one in sorted(found.items()) if "kind" in one}
+            return failed(rank, killed_by(-one["exitcode"]))
+    raised = {rank: (one["kind"], one["text"]) for rank, one in found.items() if "kind" in one}
     for rank, (kind, text) in raised.items():
         error_type = getattr(errors, kind, None)
         if error_type is StageError:
-            return StageError(f"{where(rank)} {text}; {advice(rank)}", died=True)
+            return failed(rank, text)
         if isinstance(error_type, type) and issubclass(error_type, RatchetError):
             return error_type(text)
         if kind == "MemoryError":
-            return StageError(
-                f"{where(rank)} ran out of memory; use a smaller profile (tokens_per_microbatch), "
-                f"more ranks or a higher zero_stage; {advice(rank)}",
-                died=True,
-            )
+            smaller = "use a smaller profile (tokens_per_microbatch), more ranks or a higher zero_stage"
+            return failed(rank, f"ran out of memory; {smaller}")
     for host in sorted(file.stem for file in job.reports.glob("*.left")):
-        return StageError(
-            f"{job.name}: `ratchet join` was stopped on {host}; {advice(min(found))}", died=True
-        )
+        text = f"{job.name}: `ratchet join` was stopped on {host}; {advice(min(found))}"
+        return StageError(text, died=True)
     for rank, (kind, text) in raised.items():
         gone = " (another machine may be gone)" if job.machines > 1 else ""
-        return StageError(
-            f"{where(rank)} failed: {kind}: {text}{gone}; {advice(rank)}", died=job.machines > 1
-        )
-    codes = ", ".join(f"rank {rank}: exit code {one['exitcode']}" for rank, one in sorted(found.items()))
+        return failed(rank, f"failed: {kind}: {text}{gone}", job.machines > 1)
+    codes = ", ".join(f"rank {rank}: exit code {one['exitcode']}" for rank, one in found.items())
     return StageError(f"{job.name} ended without a result ({codes}); {advice(min(found))}", died=True)
 
 
 def _connect_timeout(job: Job, rank: int, log: str) -> None:
-    report(
-        job,
-        rank,
-        log,
-        kind="StageError",
-        text=f"could not connect to all ranks within {CONNECT_SECONDS:.0f} s; set GLOO_SOCKET_IFNAME "
-        "(NCCL_SOCKET_IFNAME) to the network interface between the machines",
+    text = (
+        f"could not connect to all ranks within {CONNECT_SECONDS:.0f} s; set GLOO_SOCKET_IFNAME "
+        "(NCCL_SOCKET_IFNAME) to the network interface between the machines"
     )
+    report(job, rank, log, kind="StageError", text=text)
     os._exit(1)
 
 

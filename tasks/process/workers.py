@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import resource
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -99,9 +98,8 @@ def _begin(number: int, log: Path) -> _Worker:
     log.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe()
-    process = context.Process(
-        target=_serve, args=(theirs, str(log / f"worker-{number}.log"), os.getpid()), daemon=False
-    )
+    given = (theirs, str(log / f"worker-{number}.log"), os.getpid())
+    process = context.Process(target=_serve, args=given, daemon=False)
     with without_main():
         process.start()
     theirs.close()
@@ -120,6 +118,8 @@ def _stop(worker: _Worker) -> None:
 
 def _serve(connection: Any, log: str, parent: int) -> None:
     """Main loop of a worker: receives (pipeline, stage), makes the stage, sends (error, peak bytes)."""
+    from ratchet.components.stages.job import peak_bytes
+
     set_up_process(parent, log)
     known: dict[str, Pipeline] = {}
     while True:
@@ -129,7 +129,7 @@ def _serve(connection: Any, log: str, parent: int) -> None:
             return
         pipeline = known.setdefault(pipeline.run.name, pipeline)
         print(f"--- {pipeline.run.name} {stage}", flush=True)
-        connection.send((_made(pipeline, stage), _peak_bytes()))
+        connection.send((_made(pipeline, stage), peak_bytes()))
 
 
 def _made(pipeline: Pipeline, stage: str) -> str:
@@ -143,8 +143,3 @@ def _made(pipeline: Pipeline, stage: str) -> str:
         sys.excepthook(type(error), error, error.__traceback__)
         return redacted(f"{type(error).__name__}: {error}")
     return ""
-
-
-def _peak_bytes() -> int:
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

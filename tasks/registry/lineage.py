@@ -31,13 +31,9 @@ from ratchet.tasks.tracking.results import evaluation
 Lineage = Mapping[str, Any]
 
 
-def lineage(pipeline: Pipeline, name: str) -> dict[str, Any]:
-    """The lineage of a stage's artifact in a run."""
-    return of_product(pipeline.artifact(name).path, pipeline.run.path)
-
-
 def write_lineage(pipeline: Pipeline, name: str) -> dict[str, Any]:
-    made = lineage(pipeline, name)
+    """The lineage of a stage's artifact in a run, also written to the run."""
+    made = of_product(pipeline.artifact(name).path, pipeline.run.path)
     write_atomic(pipeline.run.path / "lineage" / f"{name}.json", json.dumps(made, indent=1))
     return made
 
@@ -50,9 +46,8 @@ def of_product(path: Path, run: Path | None = None) -> dict[str, Any]:
     manifest = read_manifest(path)
     if manifest is None:
         raise StoreError(
-            f"{path} is not a finished artifact: it has no readable manifest.json; expected a directory "
-            "of the "
-            "store or a link under runs/<run>/stages/"
+            f"{path} is not a finished artifact: it has no readable manifest.json; expected a directory of "
+            "the store or a link under runs/<run>/stages/"
         )
     stages: dict[str, dict[str, Any]] = {}
     _walk(path, stages)

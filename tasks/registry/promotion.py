@@ -66,10 +66,8 @@ class Comparison:
             return f"not compared with the champion, version {self.champion}: {self.why_not}"
         return (
             f"{self.score} {self.mean:+.4g} [{self.low:+.4g}, {self.high:+.4g}] against the champion, "
-            f"version {self.champion}, on "
-            f"{self.n} prompts: {'shown' if self.better else 'not shown'} to be better ({self.level:.2%} "
-            "interval, "
-            f"comparison {self.number} of this champion)"
+            f"version {self.champion}, on {self.n} prompts: {'shown' if self.better else 'not shown'} to be "
+            f"better ({self.level:.2%} interval, comparison {self.number} of this champion)"
         )
 
 
@@ -94,21 +92,14 @@ def against_champion(
             return Comparison(best.version, score, why_not=why_not)
         tag = f"{COMPARED}{best.version}.{score}"
         before = json.loads(challenger.tags.get(tag, "{}"))
-        met = before.get("number") or 1 + sum(
-            t.startswith(f"{COMPARED}{best.version}.") for v in versions for t in v.tags
-        )
+        earlier = [t for v in versions for t in v.tags if t.startswith(f"{COMPARED}{best.version}.")]
+        met = before.get("number") or 1 + len(earlier)
         share = spent(met, rule.alpha)
-        resamples = min(
-            MOST_RESAMPLES, max(10_000, math.ceil(80 / share))
-        )  # at least forty resamples in each tail
+        # at least forty resamples in each tail
+        resamples = min(MOST_RESAMPLES, max(10_000, math.ceil(80 / share)))
         try:
-            found = Comparison(
-                best.version,
-                score,
-                met,
-                1 - share,
-                **paired(mine, theirs, score, level=1 - share, resamples=resamples),
-            )
+            interval = paired(mine, theirs, score, level=1 - share, resamples=resamples)
+            found = Comparison(best.version, score, met, 1 - share, **interval)
         except DataError as error:  # keep the registration
             return Comparison(best.version, score, why_not=str(error))
         mlflow.set_model_version_tag(name, number, tag, json.dumps(asdict(found)))
@@ -157,16 +148,8 @@ def promote_by_hand(
             _refuse(name, number, against)
         if ROLLED_BACK in version.tags:
             mlflow.delete_model_version_tag(name, number, ROLLED_BACK)
-        move_alias(
-            mlflow,
-            version,
-            alias,
-            action="promoted",
-            why=reason,
-            by_hand=True,
-            overruled=against,
-            **({"comparison": str(found)} if found else {}),
-        )
+        more = {"by_hand": True, "overruled": against, **({"comparison": str(found)} if found else {})}
+        move_alias(mlflow, version, alias, action="promoted", why=reason, **more)
     return number, found, against
 
 
@@ -180,11 +163,8 @@ def rollback(name: str, reason: str, *, home: Path) -> tuple[str, str]:
         now = version_with_alias(versions)
         if now is None:
             raise StoreError(f"model {name!r} has no champion, so nothing can be rolled back")
-        earlier = [
-            e["replaced"]
-            for e in events(now)
-            if e["alias"] == "champion" and e["action"] == "promoted" and e.get("replaced")
-        ]
+        promotions = [e for e in events(now) if e["alias"] == "champion" and e["action"] == "promoted"]
+        earlier = [event["replaced"] for event in promotions if event.get("replaced")]
         if not earlier:
             raise StoreError(
                 f"{name} version {now.version} replaced no earlier champion; use `ratchet promote {name} "
@@ -213,9 +193,8 @@ def _refuse(name: str, number: str, against: list[str]) -> None:
 def _objections(version: Version, found: Comparison | None) -> list[str]:
     against = []
     if version.tags.get("verdict") != "passed":
-        against.append(
-            f"its gates did not pass ({version.tags.get('verdict.why', 'no verdict is recorded')})"
-        )
+        why = version.tags.get("verdict.why", "no verdict is recorded")
+        against.append(f"its gates did not pass ({why})")
     if ROLLED_BACK in version.tags:
         against.append(f"it was rolled back ({version.tags[ROLLED_BACK]})")
     if found is not None and not found.better:

@@ -29,30 +29,22 @@ def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
     recipe = pipeline.recipe
     if recipe.register is None:
         return {}
+    home = pipeline.store.home
     if run_id is None:  # otherwise the version would never be linked to its run
-        return {
-            "postponed": redacted(
-                f"the run is not uploaded to {tracking_uri(pipeline.store.home)}; check the server or "
-                "MLFLOW_TRACKING_URI and run again, nothing is lost"
-            )
-        }
-    final = final_stage(pipeline)
-    report = (
-        json.loads((pipeline.artifact("evaluate").path / "results.json").read_text())
-        if "evaluate" in pipeline.stages
-        else {}
-    )
+        why = f"the run is not uploaded to {tracking_uri(home)}"
+        again = "check the server or MLFLOW_TRACKING_URI and run again, nothing is lost"
+        return {"postponed": redacted(f"{why}; {again}")}
+    final, report = final_stage(pipeline), {}
+    if "evaluate" in pipeline.stages:
+        report = json.loads((pipeline.artifact("evaluate").path / "results.json").read_text())
     verdict = report.get("verdict", {"passed": False, "reasons": ["the recipe has no evaluation"]})
     versions: dict[str, str] = {}
     try:
-        with registry_lock(pipeline.store.home):
+        with registry_lock(home):
             for name in checkpoints(pipeline):
-                artifact, stage = pipeline.artifact(name), pipeline.stages[name]
-                own = {
-                    name: value
-                    for name, value in stage_metrics(stage.does, artifact.meta).items()
-                    if "/" not in name
-                }
+                artifact = pipeline.artifact(name)
+                numbers = stage_metrics(pipeline.stages[name].does, artifact.meta)
+                metrics = {key: value for key, value in numbers.items() if "/" not in key}
                 parents = {
                     p: registered_source(pipeline, p) or f"{model_of(pipeline, p)}:{versions[p]}"
                     for p in trained_from(pipeline, name)
@@ -61,17 +53,15 @@ def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
                     artifact.path,
                     model_of(pipeline, name),
                     lineage=write_lineage(pipeline, name),
-                    metrics={**own, **(report.get("metrics", {}) if name == final else {})},
+                    metrics={**metrics, **(report.get("metrics", {}) if name == final else {})},
                     parents=parents,
                     run_id=run_id,
                     external=name != final,
-                    home=pipeline.store.home,
+                    home=home,
                 )
-            model = model_of(pipeline, final)
-            verdict = with_evidence(
-                model, versions[final], verdict, rule=recipe.register.champion, home=pipeline.store.home
-            )
-            champion = promote(model, versions[final], verdict, home=pipeline.store.home)
+            model, rule = model_of(pipeline, final), recipe.register.champion
+            verdict = with_evidence(model, versions[final], verdict, rule=rule, home=home)
+            champion = promote(model, versions[final], verdict, home=home)
     except ServiceError as error:
         return {"postponed": str(error)}
     pipeline.run.record(versions=versions, verdict=verdict)

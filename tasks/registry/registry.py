@@ -1,8 +1,8 @@
 """MLflow model registry: versions with lineage, and the aliases `candidate` and `champion`.
 
-A version refers to an MLflow LoggedModel. A candidate's files are copied into it (a Hugging Face directory,
-described by `tasks/registry/mlmodel.py`); an intermediate checkpoint is *external*: lineage and metrics only,
-its files stay in the store. Written for an `mlflow server`, which rejects several calls that sqlite allows.
+A version refers to an MLflow LoggedModel (`tasks/registry/logged_models.py`). A candidate's files are copied
+into it, a Hugging Face directory; an intermediate checkpoint is *external*: lineage and metrics only, its
+files stay in the store. Written for an `mlflow server`, which rejects several calls that sqlite allows.
 All functions raise `ServiceError` if the server is unreachable; all are safe to call again.
 """
 
@@ -32,8 +32,7 @@ from ratchet.tasks.registry.versions import (
     version_with_files,
     versions_of,
 )
-from ratchet.tasks.tracking.mlflow_text import allowed, cut, flatten
-from ratchet.tasks.tracking.server import service, tracking_uri
+from ratchet.tasks.tracking.server import allowed, cut, flatten, service, tracking_uri
 
 FILE_ONLY = ("resolved", "stages", "packages", "results")  # parts of the lineage that are no tags
 ROLLED_BACK = "rolled_back"  # tag with the reason of a rollback, which blocks automatic promotion
@@ -62,16 +61,9 @@ def register(
     weights = directory_digest(model_dir)
     data = {k: str(v) for k, v in lineage.get("data", {}).items()}
     mark = hashlib.sha256(json.dumps([weights, data], sort_keys=True).encode()).hexdigest()[:40]
-    tags = {
-        MARK: mark,
-        "weights": weights,
-        "path": str(model_dir.resolve()),
-        "external": str(external).lower(),
-    }
-    tags |= {
-        f"lineage.{k}": v
-        for k, v in flatten({k: v for k, v in lineage.items() if k not in FILE_ONLY}).items()
-    }
+    place, origin = str(model_dir.resolve()), {k: v for k, v in lineage.items() if k not in FILE_ONLY}
+    tags = {MARK: mark, "weights": weights, "path": place, "external": str(external).lower()}
+    tags |= {f"lineage.{k}": v for k, v in flatten(origin).items()}
     tags |= {f"metric.{allowed(k)}": repr(v) for k, v in (metrics or {}).items()}
     tags |= {f"parent.{stage}": version for stage, version in (parents or {}).items()}
     tags |= {f"package.{k}": v for k, v in packages().items()}
@@ -131,19 +123,13 @@ def move_alias(
     before = version_with_alias(versions_of(mlflow, version.name), alias)
     if before is not None and before.version == version.version:
         return before
-    event = {
-        "action": action,
-        "alias": alias,
-        "at": _now(),
-        "by": getpass.getuser(),
-        "why": cut(why, 4000),
-        **more,
-    }
+    when, by = _now(), getpass.getuser()
+    event = {"action": action, "alias": alias, "at": when, "by": by, "why": cut(why, 4000), **more}
     event_tags = {version.version: event | {"replaced": before.version if before else None}}
     if before is not None and alias == "champion":
         event_tags[before.version] = event | {"action": "replaced", "replaced_by": version.version}
     for number, what in event_tags.items():
-        mlflow.set_model_version_tag(version.name, number, f"{HISTORY}{event['at']}", json.dumps(what))
+        mlflow.set_model_version_tag(version.name, number, f"{HISTORY}{when}", json.dumps(what))
     mlflow.set_registered_model_alias(version.name, alias, version.version)
     return before
 
@@ -166,21 +152,14 @@ def ensure_files(name: str, number: str, *, home: Path) -> str:
         {tag.removeprefix(kind): value for tag, value in version.tags.items() if tag.startswith(kind)}
         for kind in ("metric.", "parent.")
     )
-    return register(
-        path,
-        name,
-        lineage=saved_lineage(version, home=home) or {},
-        parents=parents,
-        metrics={k: float(v) for k, v in metrics.items()},
-        home=home,
-    )
+    numbers, lineage = {k: float(v) for k, v in metrics.items()}, saved_lineage(version, home=home) or {}
+    return register(path, name, lineage=lineage, parents=parents, metrics=numbers, home=home)
 
 
 def directory_digest(path: Path) -> str:
     """SHA-256 over names and contents of all files except the store's manifest and metrics."""
-    files = sorted(
-        p for p in path.rglob("*") if p.is_file() and p.name not in ("manifest.json", "metrics.jsonl")
-    )
+    left_out = ("manifest.json", "metrics.jsonl")
+    files = sorted(p for p in path.rglob("*") if p.is_file() and p.name not in left_out)
     if not files:
         raise StoreError(
             f"{path} is not a model directory: it holds no files; expected config.json and weights"

@@ -28,8 +28,7 @@ from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.schema import Recipe, Source
 from ratchet.components.stages.fetch import REGISTRY
 from ratchet.components.storage.store import MANIFEST, digest
-from ratchet.tasks.registry.logged_models import LINEAGE
-from ratchet.tasks.registry.mlmodel import written_beside
+from ratchet.tasks.registry.logged_models import LINEAGE, written_beside
 from ratchet.tasks.registry.registry import directory_digest
 from ratchet.tasks.registry.versions import Version, find_version, models
 from ratchet.tasks.tracking.server import service, tracking_uri
@@ -53,10 +52,8 @@ def resolved(recipe: Recipe, profile: Profile, home: Path) -> tuple[Recipe, dict
         name: dataclasses.replace(sources[name], source=source, sha256=weights)
         for name, (source, weights) in found.items()
     }
-    return dataclasses.replace(recipe, models={**recipe.models, **pinned}), {
-        "asked": request,
-        "versions": found,
-    }
+    record = {"asked": request, "versions": found}
+    return dataclasses.replace(recipe, models={**recipe.models, **pinned}), record
 
 
 def bring(source: str, weights: str | None, folder: Path, home: Path) -> None:
@@ -81,9 +78,8 @@ def download(version: Version, home: Path, folder: Path) -> Path:
     if version.external:
         raise StoreError(
             f"registry:{version.name}/{version.version}: this version has no bytes in the registry, and "
-            f"{version.path} is gone or "
-            f"changed; make it again with `ratchet reproduce {version.name}:{version.version} --into "
-            "FOLDER`, or name a version with bytes"
+            f"{version.path} is gone or changed; make it again with `ratchet reproduce "
+            f"{version.name}:{version.version} --into FOLDER`, or name a version with bytes"
         )
     with service(f"reading {version.name} version {version.version}", home) as mlflow:
         location = mlflow.get_model_version_download_uri(version.name, version.version)
@@ -114,10 +110,10 @@ def version_of(source: str, home: Path, where: str = "") -> Version:
         raise SourceError(f"{where}{source}: {error}") from None
     if version is None:
         known = models(home=home)
+        hint = nearest(name, known) if known else ""
         raise SourceError(
-            f"{where}{source}: no model {name!r} is registered at "
-            f"{tracking_uri(home)}{nearest(name, known) if known else ''}; "
-            "a run with a `register` section registers one at its end"
+            f"{where}{source}: no model {name!r} is registered at {tracking_uri(home)}{hint}; a run with a "
+            "`register` section registers one at its end"
         )
     return version
 
@@ -147,11 +143,8 @@ def _begun_with(request: str, recipe: Recipe, home: Path) -> Mapping[str, tuple[
     if not states:
         return {}
     _, run, versions = max(states)
-    log.warning(
-        "run %s is not finished and continues with the same models: %s",
-        run,
-        ", ".join(source for source, _ in versions.values()),
-    )
+    sources = ", ".join(source for source, _ in versions.values())
+    log.warning("run %s is not finished and continues with the same models: %s", run, sources)
     return {name: (source, weights) for name, (source, weights) in versions.items()}
 
 
@@ -169,24 +162,20 @@ def _link(place: Path, folder: Path, weights: str | None) -> bool:
 
 def _model_files(place: Path) -> list[tuple[Path, str]]:
     described = place / "MLmodel"
-    flavour = (
-        (yaml.safe_load(described.read_text()).get("flavors") or {}).get("transformers", {})
-        if described.is_file()
-        else {}
-    )
-    binary = flavour.get("model_binary", ".")
+    flavour = {}
+    if described.is_file():
+        flavour = (yaml.safe_load(described.read_text()).get("flavors") or {}).get("transformers", {})
+    binary, folders = flavour.get("model_binary", "."), [place]
     if binary != ".":  # logged by MLflow itself: weights and tokenizer in folders of their own
         folders = [place / binary, *(place / "components" / part for part in flavour.get("components", ()))]
-        return [
-            (file, str(file.relative_to(folder)))
-            for folder in folders
-            for file in folder.rglob("*")
-            if file.is_file()
-        ]
-    return [
-        (file, name)
-        for file in place.rglob("*")
+    files = [
+        (file, str(file.relative_to(folder)))
+        for folder in folders
+        for file in folder.rglob("*")
         if file.is_file()
-        and (name := str(file.relative_to(place))) not in (MANIFEST, "metrics.jsonl", LINEAGE)
-        and not (described.is_file() and written_beside(name))
     ]
+    if binary != ".":
+        return files
+    added = (MANIFEST, "metrics.jsonl", LINEAGE)
+    mlflow = described.is_file()
+    return [(f, name) for f, name in files if name not in added and not (mlflow and written_beside(name))]

@@ -88,10 +88,8 @@ def history(name: str, *, home: Path) -> list[Version]:
 
 def models(*, home: Path) -> list[str]:
     """Names of all registered models; empty, without a query, if nothing was tracked in `home`."""
-    if (
-        tracking_uri(home).startswith("sqlite:")
-        and not Path(tracking_uri(home).removeprefix("sqlite:///")).exists()
-    ):
+    file = tracking_uri(home).removeprefix("sqlite:///")
+    if file != tracking_uri(home) and not Path(file).exists():
         return []
     with service("listing models", home) as mlflow:
         return [model.name for model in _all(mlflow.search_registered_models)]

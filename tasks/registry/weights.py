@@ -16,11 +16,8 @@ from ratchet.components.storage.store import read_manifest
 from ratchet.tasks.registry.registry_sources import download
 from ratchet.tasks.registry.versions import Version, find_version, models
 
-ROLES = {
-    "base": "base",
-    "initial": "SFT",
-    "policy": "final",
-}  # input of the evaluation -> title in the report
+ROLES = {"base": "base", "initial": "SFT", "policy": "final"}
+"""Input of the evaluation -> title in the report."""
 TRAINED = ("sft", "optimise", "improve")  # stages that train a policy
 VERSION = re.compile(r"([^/@:]+)(?::(\d+)|@([^/@:]+))?")  # NAME, NAME:VERSION, NAME@ALIAS
 
@@ -102,11 +99,8 @@ def _of_run(run: Path) -> dict[str, Path]:
             for link in stages.glob("[!.]*")
             if (manifest := read_manifest(link)) and manifest.get("made_with", {}).get("does") in TRAINED
         )
-        found = {
-            "base": stages / "model_policy",
-            "SFT": stages / "sft",
-            **{link.name: link for _, link in made[-1:]},
-        }
+        newest = {link.name: link for _, link in made[-1:]}
+        found = {"base": stages / "model_policy", "SFT": stages / "sft", **newest}
     found = {title: path.resolve() for title, path in found.items() if (path / "config.json").is_file()}
     for title in ("SFT", "final"):  # without SFT, this title duplicates the base or the final model
         if list(found.values()).count(found.get(title)) > 1:

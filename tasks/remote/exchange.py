@@ -34,14 +34,11 @@ def check(address: str) -> None:
     if not colon and not Path(address).is_absolute():
         raise RecipeError(
             f"artifacts: {address!r} is a different folder for each worker; use an absolute path or an "
-            "address such as "
-            "s3://bucket/folder"
+            "address such as s3://bucket/folder"
         )
     if colon and protocol not in known_implementations:
-        raise RecipeError(
-            f"artifacts: {redacted(address)}: unknown file system "
-            f"{protocol!r}{nearest(protocol, known_implementations)}"
-        )
+        hint = nearest(protocol, known_implementations)
+        raise RecipeError(f"artifacts: {redacted(address)}: unknown file system {protocol!r}{hint}")
     if redacted(address) != address:
         raise RecipeError(
             f"artifacts: {redacted(address)}: addresses must not contain passwords; set credentials in "
@@ -62,11 +59,8 @@ class Exchange:
             self.system, root = url_to_fs(address, use_listings_cache=False, skip_instance_cache=True)
         except ImportError as error:
             raise RecipeError(f"artifacts: {address}: {error}; for s3:// install the extra `team`") from error
-        self.address, self.root, self.local = (
-            address,
-            root.rstrip("/"),
-            isinstance(self.system, LocalFileSystem),
-        )
+        self.address, self.root = address, root.rstrip("/")
+        self.local = isinstance(self.system, LocalFileSystem)
 
     def push(self, artifact: Artifact) -> None:
         """Upload the missing files of an artifact."""
@@ -74,13 +68,12 @@ class Exchange:
         if manifest is None:
             raise StoreError(f"{artifact.path} contains no finished artifact to transfer")
         with self._reached("uploading", manifest["stage"]):
-            for name, entry in manifest[
-                "files"
-            ].items():  # even if the manifest exists: a damaged file may have been removed
+            # even if the manifest exists: a damaged file may have been removed
+            for name, entry in manifest["files"].items():
                 there = self._file(entry)
                 if not self.system.exists(there) or self.system.size(there) != entry["size"]:
                     self._put(artifact.path / name, there)
-            if not self.system.exists(there := self._manifest(manifest["stage"], artifact.digest)):
+            if not self.system.exists(there := self._about(manifest["stage"], artifact.digest, "json")):
                 self._put(artifact.path / MANIFEST, there)
 
     def pull(self, store: Store, stage: str, key: str) -> Artifact | None:
@@ -93,32 +86,22 @@ class Exchange:
         if (known := store.intact(stage, key)) is not None:
             return known
         with self._reached("downloading", stage):
-            try:
-                manifest = json.loads(self.system.cat_file(self._manifest(stage, key)))
-            except FileNotFoundError:
+            if (text := self._read(stage, key, "json")) is None:
                 return None
+            manifest = json.loads(text)
             self._check(manifest, stage, key)
             with store.working(stage, key) as work:
                 if (known := store.intact(stage, key)) is not None:  # another process was faster
                     return known
-                arriving = (
-                    work.root / "arriving"
-                )  # separate from files of an interrupted stage, which may still resume
+                arriving = work.root / "arriving"  # not among files of an interrupted stage, which may resume
                 shutil.rmtree(arriving, ignore_errors=True)
                 arriving.mkdir()
                 if not all(self._get(entry, arriving / name) for name, entry in manifest["files"].items()):
                     return None
                 shutil.rmtree(work.product)
                 arriving.replace(work.product)
-                return store.publish(
-                    work,
-                    stage,
-                    key,
-                    manifest["kind"],
-                    manifest["parents"],
-                    manifest["meta"],
-                    manifest["made_with"],
-                )
+                about = (manifest[name] for name in ("kind", "parents", "meta", "made_with"))
+                return store.publish(work, stage, key, *about)
 
     def put_note(self, stage: str, key: str, file: Path) -> None:
         """Upload a file about an artifact, next to it."""
@@ -128,13 +111,13 @@ class Exchange:
     def get_note(self, stage: str, key: str, name: str) -> str | None:
         """Content of a file uploaded by `put_note`, or None."""
         with self._reached("reading a note of", stage):
-            try:
-                return self.system.cat_file(self._about(stage, key, name)).decode()
-            except FileNotFoundError:
-                return None
+            return self._read(stage, key, name)
 
-    def _manifest(self, stage: str, key: str) -> str:
-        return self._about(stage, key, "json")
+    def _read(self, stage: str, key: str, name: str) -> str | None:
+        try:
+            return self.system.cat_file(self._about(stage, key, name)).decode()
+        except FileNotFoundError:
+            return None
 
     def _about(self, stage: str, key: str, name: str) -> str:
         return f"{self.root}/products/{stage}-{key}.{name}"
@@ -185,7 +168,8 @@ class Exchange:
             or (manifest["stage"], manifest["key"]) != (stage, key)
         ):
             raise StoreError(
-                f"{self.address}: invalid manifest of {stage} {key[:16]}; remove {self._manifest(stage, key)}"
+                f"{self.address}: invalid manifest of {stage} {key[:16]}; remove "
+                f"{self._about(stage, key, 'json')}"
             )
         for name in manifest["files"]:
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
@@ -204,6 +188,5 @@ class Exchange:
         except Exception as error:
             raise ServiceError(
                 f"{doing} {stage}: the artifact store at {self.address} failed: {type(error).__name__}: "
-                f"{error}; "
-                "nothing is lost, run again when it is reachable"
+                f"{error}; nothing is lost, run again when it is reachable"
             ) from error

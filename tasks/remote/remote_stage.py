@@ -48,17 +48,13 @@ class RemoteStage:
         if made is None:
             raise StageError(
                 f"stage {stage.name!r}: {self.deployment} reports success, but the output is not at "
-                f"{self.exchange.address}; "
-                "check that both machines use the same location"
+                f"{self.exchange.address}; check that both machines use the same location"
             )
-        with contextlib.suppress(
-            ServiceError, ValueError, KeyError
-        ):  # optional: system metrics of the worker
-            if samples := self.exchange.get_note(stage.name, stage.key, samples_of(pipeline.run.path).name):
-                write_atomic(
-                    samples_of(pipeline.run.path, stage.name),
-                    rebase_timestamps(samples_of(pipeline.run.path), samples),
-                )
+        run = pipeline.run.path
+        # optional: system metrics of the worker
+        with contextlib.suppress(ServiceError, ValueError, KeyError):
+            if samples := self.exchange.get_note(stage.name, stage.key, samples_of(run).name):
+                write_atomic(samples_of(run, stage.name), rebase_timestamps(samples_of(run), samples))
         return made
 
     def _run(self, pipeline: Pipeline, stage: Stage) -> None:
@@ -81,22 +77,17 @@ class RemoteStage:
                     "run": pipeline.run.name,
                     "artifacts": self.exchange.address,
                 }
+                name = f"{pipeline.run.name}-{stage.name}"
                 run = cast(
                     Any,
                     run_deployment(
-                        self.deployment,
-                        parameters=given,
-                        tags=[mark],
-                        timeout=0,
-                        flow_run_name=f"{pipeline.run.name}-{stage.name}",
+                        self.deployment, parameters=given, tags=[mark], timeout=0, flow_run_name=name
                     ),
                 )
             ours = run.parameters.get("run") == pipeline.run.name
+            waiting = f"stage {stage.name!r} waits for a worker of {self.deployment}"
             try:
-                state = _ended(
-                    lambda: client.read_flow_run(run.id).state,
-                    f"stage {stage.name!r} waits for a worker of {self.deployment}",
-                )
+                state = _ended(lambda: client.read_flow_run(run.id).state, waiting)
             except HTTPError:  # server unreachable: the remote run continues and is found at the next attempt
                 raise
             except BaseException:
@@ -114,21 +105,11 @@ class RemoteStage:
 
 def _under_way(client: Any, mark: str, address: str) -> Any:
     """The unfinished flow run with this tag that uploads to this exchange, started by any run."""
-    from prefect.client.schemas.filters import (
-        FlowRunFilter,
-        FlowRunFilterState,
-        FlowRunFilterStateType,
-        FlowRunFilterTags,
-    )
-    from prefect.client.schemas.objects import StateType
+    from prefect.client.schemas.filters import FlowRunFilter
 
-    living = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED]
-    found = client.read_flow_runs(
-        flow_run_filter=FlowRunFilter(
-            tags=FlowRunFilterTags(all_=[mark]),
-            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=living)),
-        )
-    )
+    living = ["SCHEDULED", "PENDING", "RUNNING", "PAUSED"]
+    wanted = {"tags": {"all_": [mark]}, "state": {"type": {"any_": living}}}
+    found = client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(wanted))
     return next((run for run in found if run.parameters.get("artifacts") == address), None)
 
 

@@ -16,8 +16,7 @@ from typing import Any
 from ratchet.components.errors import HealthError
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.types import Artifact
-from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.watcher import Watcher
+from ratchet.tasks.pipeline import Pipeline, Watcher
 
 log = logging.getLogger("ratchet.alerts")
 HEALTH = "ratchet.health"
@@ -55,25 +54,17 @@ class Alarm(Watcher):
             self._alert(stage, "gates failed", failed)
 
     def failed(self, stage: Stage, error: BaseException) -> None:
-        if isinstance(error, HealthError) or f"{HealthError.__name__}: " in str(
-            error
-        ):  # the latter from a remote worker, as text
+        # from a remote worker as text
+        if isinstance(error, HealthError) or f"{HealthError.__name__}: " in str(error):
             self._alert(stage, "the run was stopped", [str(error)])
 
     def _alert(self, stage: Stage, what: str, found: Sequence[str]) -> None:
         run, recipe = self.pipeline.run.name, self.pipeline.recipe.name
-        emit_alert(
-            HEALTH,
-            run,
-            f"{run}: {stage.title}: {what}: {'; '.join(found)}",
-            {"recipe": recipe, "stage": stage.name, "found": list(found)},
-        )
+        message = f"{run}: {stage.title}: {what}: {'; '.join(found)}"
+        emit_alert(HEALTH, run, message, {"recipe": recipe, "stage": stage.name, "found": list(found)})
 
 
 def _failed_gates(results: Path) -> list[str]:
     verdict = json.loads(results.read_text())["verdict"]
-    return [
-        reason
-        for passed, reason in zip(verdict["gates"].values(), verdict["reasons"], strict=False)
-        if not passed
-    ]  # without gates there is one reason
+    gates = zip(verdict["gates"].values(), verdict["reasons"], strict=False)  # without gates: one reason
+    return [reason for passed, reason in gates if not passed]

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from ratchet.components.storage.store import content, read_manifest
-from ratchet.tasks.tracking.mlflow_text import flatten
 from ratchet.tasks.tracking.results import as_text, comparable, evaluation, paired
+from ratchet.tasks.tracking.server import flatten
 
 Change = tuple[str, str, str]  # name, value in the first run, value in the second; "" if missing
 
@@ -63,25 +63,15 @@ def _stages(first: Path, other: Path, names: list[str]) -> list[tuple[str, str, 
     found = []
     for name in names:
         a, b = (read_manifest(run / "stages" / name) for run in (first, other))
+        why = ""
         if a is None or b is None:
-            found.append(
-                (
-                    name,
-                    "in neither" if a is b else "only in the other" if a is None else "only in the first",
-                    "",
-                )
-            )
+            how = "in neither" if a is b else "only in the other" if a is None else "only in the first"
         elif a["key"] == b["key"]:
-            found.append((name, "same artifact", ""))
+            how = "same artifact"
         else:
-            same = content(a["files"]) == content(b["files"])
-            found.append(
-                (
-                    name,
-                    "recomputed, equal" if same else "differs",
-                    _why(a.get("made_with", {}), b.get("made_with", {}), a["parents"] == b["parents"]),
-                )
-            )
+            how = "recomputed, equal" if content(a["files"]) == content(b["files"]) else "differs"
+            why = _why(a.get("made_with", {}), b.get("made_with", {}), a["parents"] == b["parents"])
+        found.append((name, how, why))
     return found
 
 
@@ -89,13 +79,10 @@ def _why(a: dict[str, Any], b: dict[str, Any], same_inputs: bool) -> str:
     """Keys differ by options, inputs or source code; if not the first two, it is the third."""
     if not a or not b:
         return ""
-    options = [
-        n
-        for n in dict.fromkeys([*a["options"], *b["options"]])
-        if n != "resolved" and a["options"].get(n) != b["options"].get(n)
-    ]
-    reasons = ([f"options: {', '.join(options)}"] if options else []) + ([] if same_inputs else ["inputs"])
-    return "; ".join(reasons) or "source code"
+    one, two = ({k: v for k, v in made["options"].items() if k != "resolved"} for made in (a, b))
+    options = [name for name in dict.fromkeys([*one, *two]) if one.get(name) != two.get(name)]
+    reasons = [f"options: {', '.join(options)}"] if options else []
+    return "; ".join([*reasons, *([] if same_inputs else ["inputs"])]) or "source code"
 
 
 def _mean(values: list[float]) -> float:

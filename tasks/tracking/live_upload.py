@@ -42,15 +42,11 @@ class Tracking:
         self._wake.set()
         self._thread.join(wait_seconds)
         if self._thread.is_alive():
-            self.problem = self.problem or redacted(
-                f"{tracking_uri(self.home)} has not answered for {wait_seconds:g} s"
-            )
+            silent = f"{tracking_uri(self.home)} has not answered for {wait_seconds:g} s"
+            self.problem = self.problem or redacted(silent)
         if self.problem:
-            log.warning(
-                "MLflow is not up to date: %s. Nothing is lost; `ratchet sync` uploads the rest of %s",
-                self.problem,
-                self.run_dir,
-            )
+            rest = f"`ratchet sync` uploads the rest of {self.run_dir}"
+            log.warning("MLflow is not up to date: %s. Nothing is lost; %s", self.problem, rest)
         return self.problem is None
 
     def run_id(self, stage: str = ROOT, wait_seconds: float = 0.0) -> str | None:
@@ -69,15 +65,11 @@ class Tracking:
         changes) or if the run is not uploaded after `wait_seconds`.
         """
         server = urlsplit(tracking_uri(self.home))
-        if (
-            server.scheme not in ("http", "https")
-            or not self.run_id(wait_seconds=wait_seconds)
-            or self.uploader is None
-        ):
+        if server.scheme not in ("http", "https") or not self.run_id(wait_seconds=wait_seconds):
             return None
         # without a password
         address = f"{server.scheme}://{server.netloc.rpartition('@')[2]}{server.path.rstrip('/')}"
-        inside = self.uploader.link(artifact)
+        inside = self.uploader and self.uploader.link(artifact)
         return inside and f"{address}/{inside}"
 
     def _serve(self) -> None:
@@ -95,9 +87,8 @@ class Tracking:
                     self.ids |= {key: sent.id for key, sent in self.uploader.sent.items()}
                     self.problem, pause = None, self.every_seconds
                 except Exception as error:  # MLflow errors must not stop the run
-                    self.problem = redacted(
-                        f"{type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}"
-                    )
+                    text = (str(error).splitlines() or [""])[0][:300]
+                    self.problem = redacted(f"{type(error).__name__}: {text}")
                     self._failures, pause = self._failures + 1, min(60.0, pause * 2)
                 if last:
                     return

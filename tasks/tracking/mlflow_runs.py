@@ -17,13 +17,11 @@ import yaml
 from ratchet.components.errors import RecipeError
 from ratchet.components.storage.store import MANIFEST, read_manifest
 from ratchet.tasks.machine.system import samples_of
-from ratchet.tasks.tracking.mlflow_text import flatten
 from ratchet.tasks.tracking.outcome import markdown, outcome, stage_metrics
+from ratchet.tasks.tracking.server import flatten
 
 ROOT = ""  # the key of the parent run
-ROUND = re.compile(
-    r"(?:rollout|annotate|select|optimise)_(\d+)"
-)  # the stages of a round share one MLflow run
+ROUND = re.compile(r"(?:rollout|annotate|select|optimise)_(\d+)")  # stages of a round share an MLflow run
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "waiting": "SCHEDULED"}
 SHOWN_FILES = (
     "report.html",

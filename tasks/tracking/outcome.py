@@ -49,7 +49,7 @@ def outcome(run: Path) -> dict[str, Any]:
     """
     run = run.resolve()
     state = json.loads((run / "run.json").read_text())
-    verdict = state.get("verdict") or _evaluated(run).get("verdict") or {}
+    verdict = state.get("verdict") or _read(run / "stages" / "evaluate" / "results.json").get("verdict") or {}
     reasons = list(verdict.get("reasons", []))
     gates = [
         {"name": name, "passed": passed, "why": reason.partition(", ")[2]}
@@ -78,7 +78,7 @@ def outcome(run: Path) -> dict[str, Any]:
         "why_not": _why_not(state, verdict, gates, reasons[len(gates) :]),
         "spent": state.get("spent") or {},
         "report": str(report.resolve()) if report.exists() else None,
-        "drift": json.loads((run / "drift.json").read_text()) if (run / "drift.json").exists() else {},
+        "drift": _read(run / "drift.json"),
     }
 
 
@@ -87,8 +87,7 @@ def _stage(run: Path, name: str, key: str) -> dict[str, Any]:
     return {"name": name, "key": key, "made": manifest is not None, "meta": (manifest or {}).get("meta", {})}
 
 
-def _evaluated(run: Path) -> dict[str, Any]:
-    file = run / "stages" / "evaluate" / "results.json"
+def _read(file: Path) -> dict[str, Any]:
     return json.loads(file.read_text()) if file.exists() else {}
 
 
@@ -108,11 +107,9 @@ def _why_not(
 
 
 def _date(seconds: float | None) -> str | None:
-    return (
-        None
-        if seconds is None
-        else datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
-    )
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
 
 
 def short_result(found: Mapping[str, Any]) -> str:
@@ -154,12 +151,8 @@ def lines_of(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         for stage, version in found["registered"].items():
             model, _, number = version.rpartition(":")
             by_model.setdefault(model, []).append(f"{number} ({stage})")
-        lines.append(
-            (
-                "registered",
-                "; ".join(f"{model} version {', '.join(numbers)}" for model, numbers in by_model.items()),
-            )
-        )
+        versions = (f"{model} version {', '.join(numbers)}" for model, numbers in by_model.items())
+        lines.append(("registered", "; ".join(versions)))
     if found["champion"] is not None:
         lines.append(("champion", "yes" if found["champion"] else f"no: {found['why_not']}"))
     return lines
@@ -169,45 +162,24 @@ def markdown(found: Mapping[str, Any], about: str, report: str | None = None) ->
     """Markdown summary of a run for Prefect and MLflow: verdict, report link, gates, table of stages."""
     verdict = short_result(found)
     state = f"{found['state']}, {verdict}" if verdict else found["state"]
+    link = f" [Evaluation report]({report})" if report else ""
     lines = [f"- **{word}**: {text}" if word else f"    - {text}" for word, text in lines_of(found)]
-    rows = [
-        f"| {stage['name']} | {stage['meta'].get('seconds', '')} | "
-        f"{stage_headline(stage['meta']).replace('|', '/')} |"
-        for stage in found["stages"]
-        if stage["made"]
-    ]
-    table = ["| stage | seconds | result |", "|---|---|---|", *rows] if rows else []
-    return "\n".join(
-        [
-            f"**{found['run']}** ({state}): {about}" + (f" [Evaluation report]({report})" if report else ""),
-            "",
-            *lines,
-            "",
-            *table,
-            "",
-        ]
-    )
+    made = [(stage["name"], stage["meta"]) for stage in found["stages"] if stage["made"]]
+    table = ["| stage | seconds | result |", "|---|---|---|"] if made else []
+    for name, meta in made:
+        table.append(f"| {name} | {meta.get('seconds', '')} | {stage_headline(meta).replace('|', '/')} |")
+    return "\n".join([f"**{found['run']}** ({state}): {about}{link}", "", *lines, "", *table, ""])
 
 
 def stage_headline(meta: Mapping[str, Any]) -> str:
     """Headline metrics of a stage."""
-    found = []
-    if "certificate" in meta:
-        accuracy = meta["certificate"].get("accuracy")
-        if isinstance(accuracy, Mapping):
-            found.append(
-                f"held-out accuracy {accuracy['mean']:.3f} [{accuracy['low']:.3f}, {accuracy['high']:.3f}]"
-            )
-        folds = meta["certificate"].get("cross_validated")
-        if isinstance(folds, Mapping):
-            found.append(f"cross-validated {folds['mean']:.3f} [{folds['low']:.3f}, {folds['high']:.3f}]")
-    if "round_metrics" in meta:
-        round_metrics = meta["round_metrics"]
-        found += [
-            f"{k} {v:.3g}"
-            for k, v in round_metrics.items()
-            if k.startswith("reward.") or k in ("length", "kl", "gold")
-        ]
+    found, certificate = [], meta.get("certificate", {})
+    for name, title in (("accuracy", "held-out accuracy"), ("cross_validated", "cross-validated")):
+        if isinstance(interval := certificate.get(name), Mapping):
+            found.append(f"{title} {interval['mean']:.3f} [{interval['low']:.3f}, {interval['high']:.3f}]")
+    for name, value in meta.get("round_metrics", {}).items():
+        if name.startswith("reward.") or name in ("length", "kl", "gold"):
+            found.append(f"{name} {value:.3g}")
     if meta.get("best_validation_loss") is not None:
         found.append(f"validation loss {meta['best_validation_loss']:.4f} at step {meta['best_step']}")
     if meta.get("steps"):
@@ -223,15 +195,16 @@ def stage_headline(meta: Mapping[str, Any]) -> str:
     return " · ".join(found)
 
 
-def record_counts(meta: Mapping[str, Any], most: int = 8) -> str:
-    """Record counts of a stage in one line: the `most` largest counts, the others summed. All are in the
+def record_counts(meta: Mapping[str, Any]) -> str:
+    """Record counts of a stage in one line: the eight largest counts, the others summed. All are in the
     manifest and in MLflow.
     """
     counts = {name: number for name, number in meta.get("counts", {}).items() if number}
-    largest = sorted(counts, key=lambda name: -counts[name])[:most]
+    largest = sorted(counts, key=lambda name: -counts[name])[:8]
     found = [f"{number:,} {name}" for name, number in counts.items() if name in largest]
-    rest = [number for name, number in counts.items() if name not in largest]
-    return "; ".join([*found, f"{sum(rest):,} of {len(rest)} other kinds"] if rest else found)
+    if rest := [number for name, number in counts.items() if name not in largest]:
+        found.append(f"{sum(rest):,} of {len(rest)} other kinds")
+    return "; ".join(found)
 
 
 def stage_cell(meta: Mapping[str, Any]) -> str:
@@ -269,9 +242,6 @@ def stage_metrics(does: str, meta: Mapping[str, Any]) -> dict[str, float]:
         if DETAILS.match(name):
             found[f"details/{does}.{name}"] = value
         elif "/" not in name:
-            found[
-                name.removeprefix("round_metrics.")
-                if name.startswith("round_metrics.") or does == "evaluate"
-                else f"{does}.{name}"
-            ] = value
+            short = name.removeprefix("round_metrics.")
+            found[short if short != name or does == "evaluate" else f"{does}.{name}"] = value
     return found

@@ -85,9 +85,8 @@ class PrefectPage:
         self.last = time.monotonic()
         share = 100.0 * line["step"] / line["of"]
         if self.progress is None:
-            self.progress = create_progress_artifact(
-                progress=share, key=f"progress-{_slug(stage.name)}", description=stage.title
-            )
+            key = f"progress-{_slug(stage.name)}"
+            self.progress = create_progress_artifact(progress=share, key=key, description=stage.title)
         else:
             update_progress_artifact(self.progress, progress=share)
 
@@ -99,21 +98,16 @@ class PrefectPage:
         if self.progress is not None:
             update_progress_artifact(self.progress, progress=100.0)
             self.progress = None
-        rows = [{"number": k, "value": f"{v:.6g}"} for k, v in numbers_of(artifact.meta).items()]
-        rows = [
-            {"number": "made", "value": "reused" if reused else f"in {seconds:.0f} s"},
-            {"number": "key", "value": artifact.digest[:16]},
-            *rows[:60],
-        ]
-        create_table_artifact(
-            table=rows, key=f"result-{_slug(stage.name)}", description=f"{stage.title}: results"
-        )
-        for plot in sorted(
-            (artifact.path / "plots").glob("*.png")
-        ):  # embedded, since the server may not see our files
+        how = "reused" if reused else f"in {seconds:.0f} s"
+        rows = [{"number": "made", "value": how}, {"number": "key", "value": artifact.digest[:16]}]
+        rows += [{"number": k, "value": f"{v:.6g}"} for k, v in numbers_of(artifact.meta).items()][:60]
+        slug = _slug(stage.name)
+        create_table_artifact(table=rows, key=f"result-{slug}", description=f"{stage.title}: results")
+        # embedded, since the server may not see our files
+        for plot in sorted((artifact.path / "plots").glob("*.png")):
             create_image_artifact(
                 image_url="data:image/png;base64," + base64.b64encode(plot.read_bytes()).decode(),
-                key=f"plot-{_slug(stage.name)}-{_slug(plot.stem)}",
+                key=f"plot-{slug}-{_slug(plot.stem)}",
                 description=f"{stage.title}: {plot.stem.replace('_', ' ')}",
             )
         if (artifact.path / "report.html").exists():
@@ -138,9 +132,8 @@ class PrefectPage:
         where = f"`{file.resolve()}` on {platform.node()}"
         page = self.tracking.page(file.name, wait_seconds=5.0) if self.tracking else None
         if page:
-            create_link_artifact(
-                link=page, link_text="evaluation report", key="report", description=f"The file: {where}"
-            )
+            text = f"The file: {where}"
+            create_link_artifact(link=page, link_text="evaluation report", key="report", description=text)
         else:
             create_markdown_artifact(markdown=f"Evaluation report: {where}", key="report")
 
@@ -149,9 +142,8 @@ class PrefectPage:
         from prefect.artifacts import create_markdown_artifact
 
         if isinstance(error, Exception):
-            create_markdown_artifact(
-                markdown=redacted(f"**{type(error).__name__}**\n\n{error}"), key=f"error-{_slug(stage.name)}"
-            )
+            text = redacted(f"**{type(error).__name__}**\n\n{error}")
+            create_markdown_artifact(markdown=text, key=f"error-{_slug(stage.name)}")
 
 
 def _slug(name: str) -> str:

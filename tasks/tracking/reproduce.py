@@ -54,8 +54,7 @@ def reproduce(made: Mapping[str, Any], into: Path, *, home: Path, anew: bool = F
     if unknown := [name for name in made["stages"] if name not in pipeline.stages]:
         raise ContractError(
             f"the current code has no stage {', '.join(unknown)}; check out revision "
-            f"{made['revision'] or '(unknown)'} "
-            "and try again"
+            f"{made['revision'] or '(unknown)'} and try again"
         )
     pipeline.begin()
     for name in (n for n in pipeline.stages if n in made["stages"]):
@@ -72,18 +71,11 @@ def reproduce(made: Mapping[str, Any], into: Path, *, home: Path, anew: bool = F
         files = (read_manifest((brought or pipeline.make(name)).path) or {})["files"]
         found = content(files)
         state = "differs" if found != recorded["content"] else "brought" if brought else "identical"
-        yield Outcome(
-            name,
-            recorded["kind"],
-            state,
-            recorded["content"],
-            found,
-            _files(Store(home).path(name, recorded["key"]), recorded["content"], files)
-            if state == "differs"
-            else (),
-            stage.key != recorded["key"],
-        )
-        if state == "differs":
+        there, odd = Store(home).path(name, recorded["key"]), state == "differs"
+        names = _files(there, recorded["content"], files) if odd else ()
+        changed = stage.key != recorded["key"]
+        yield Outcome(name, recorded["kind"], state, recorded["content"], found, names, changed)
+        if odd:
             pipeline.end("failed")
             return
     pipeline.end("finished")
@@ -108,9 +100,7 @@ def bring(
 
 def _read(place: Path) -> str:
     """Content digest of a directory from its files (data/ has no manifest); '' if unreadable."""
-    files = [
-        file for file in place.rglob("*") if file.is_file() and file != place / MANIFEST
-    ]  # or links to files, in DVC's cache
+    files = [file for file in place.rglob("*") if file.is_file() and file != place / MANIFEST]
     try:
         return content({str(file.relative_to(place)): {"sha256": file_digest(file)} for file in files})
     except OSError:
@@ -125,12 +115,6 @@ def _places(stage: Stage, recorded: Mapping[str, Any], home: Path, beside: Path)
         if get(Path(), data, commit, beside / commit):
             yield beside / commit
             shutil.rmtree(beside / commit)
-
-
-def _manifest(place: Path, expected: str) -> dict[str, Any] | None:
-    """The manifest of a directory if it states the expected content."""
-    manifest = read_manifest(place)
-    return manifest if manifest and content(manifest["files"]) == expected else None
 
 
 def surroundings(made: Mapping[str, Any]) -> list[str]:
@@ -153,13 +137,12 @@ def surroundings(made: Mapping[str, Any]) -> list[str]:
 
 def _files(recorded: Path, expected: str, files: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     """Names of differing files, if the recorded artifact is still available."""
-    manifest = _manifest(recorded, expected)
-    if manifest is None:
+    manifest = read_manifest(recorded)
+    if manifest is None or content(manifest["files"]) != expected:
         return ()
-    both = {**manifest["files"], **files}
-    return tuple(
-        n
-        for n in both
-        if content({n: manifest["files"].get(n, {"sha256": ""})})
-        != content({n: files.get(n, {"sha256": ""})})
+    before, lost = manifest["files"], {"sha256": ""}
+    return tuple(  # `content` leaves out files with timestamps
+        name
+        for name in {**before, **files}
+        if content({name: before.get(name, lost)}) != content({name: files.get(name, lost)})
     )

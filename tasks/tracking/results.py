@@ -16,6 +16,8 @@ from ratchet.components.recipes.arms import final_arm, title_of
 from ratchet.components.storage.store import content, digest, read_manifest
 
 FINAL = "final."
+CONDITIONS = ("data", "max_tokens", "temperature", "decoding")
+"""Sampling settings that answers must share to be compared."""
 
 
 def evaluation(run: Path) -> dict[str, Any]:
@@ -26,10 +28,8 @@ def evaluation(run: Path) -> dict[str, Any]:
         return {}
     found = json.loads((folder / "results.json").read_text())
     made_with = manifest.get("made_with", {})
-    options, keys = (
-        made_with.get("options", {}),
-        dict(zip(made_with.get("inputs", {}), manifest["parents"], strict=False)),
-    )
+    options = made_with.get("options", {})
+    keys = dict(zip(made_with.get("inputs", {}), manifest["parents"], strict=False))
     inputs = {role: _manifest_of(folder.resolve().parent, key) for role, key in keys.items()}
     contents = {role: content(m["files"]) for role, m in inputs.items() if m}
     answered = _answered(options)
@@ -39,7 +39,8 @@ def evaluation(run: Path) -> dict[str, Any]:
         for name, values in found.get("per_prompt", {}).items()
         if name.startswith(FINAL)
     }
-    lengths, each = _final_lengths(found, options), answered.get("responses_per_prompt", 1)
+    arms, each = options.get("arms"), answered.get("responses_per_prompt", 1)
+    lengths = found.get("lengths", {}).get(title_of(final_arm(arms)) if arms else "final", [])
     scores["length"] = [sum(lengths[i : i + each]) / each for i in range(0, len(lengths), each)]
     return {
         "policy": keys.get("policy", ""),
@@ -47,9 +48,7 @@ def evaluation(run: Path) -> dict[str, Any]:
         "verdict": found.get("verdict", {}),
         "per_prompt": {name: values for name, values in scores.items() if values},
         "prompts": held_out.get("sha256", ""),
-        "answers": {
-            k: answered.get(k) for k in ("data", "max_tokens", "temperature", "decoding") if k in answered
-        },
+        "answers": {name: value for name, value in answered.items() if name in CONDITIONS},
         "scorers": {name: _scorer(name, contents, options) for name in scores},
     }
 
@@ -58,20 +57,11 @@ def _answered(options: Mapping[str, Any]) -> dict[str, Any]:
     """How the final arm answered. `decoding`: all of it, if the recipe names its arms."""
     arms = options.get("arms")
     if not arms:
-        return {
-            k: options[k]
-            for k in ("data", "max_tokens", "temperature", "responses_per_prompt")
-            if k in options
-        }
+        names = ("data", "max_tokens", "temperature", "responses_per_prompt")
+        return {name: options[name] for name in names if name in options}
     arm = arms[final_arm(arms)]
     found = {"data": arm["data"], **arm["rollout"]}
     return {**found, "decoding": [arm["rollout"], arm["best_of"]]} if options.get("named") else found
-
-
-def _final_lengths(found: Mapping[str, Any], options: Mapping[str, Any]) -> list[int]:
-    """Tokens of each answer of the final arm."""
-    arms = options.get("arms")
-    return found.get("lengths", {}).get(title_of(final_arm(arms)) if arms else "final", [])
 
 
 def _manifest_of(store: Path, key: str) -> dict[str, Any] | None:
@@ -80,14 +70,12 @@ def _manifest_of(store: Path, key: str) -> dict[str, Any] | None:
 
 def _scorer(score: str, contents: Mapping[str, str], options: Mapping[str, Any]) -> str:
     """Digest of a score's source: gold measure with encoder, reward model, or the recipe's metrics."""
-    role = score.removeprefix("reward.")
     if score == "gold":
         return digest([contents["gold"], contents["encoder"]]) if {"gold", "encoder"} <= set(contents) else ""
-    return (
-        contents.get(role, "")
-        if role in options.get("reward_models", ())
-        else digest([score, options.get("metrics", [])])
-    )
+    role = score.removeprefix("reward.")
+    if role in options.get("reward_models", ()):
+        return contents.get(role, "")
+    return digest([score, options.get("metrics", [])])
 
 
 def figures(results: Mapping[str, Any]) -> dict[str, float]:
@@ -95,28 +83,18 @@ def figures(results: Mapping[str, Any]) -> dict[str, float]:
     intervals, and descriptive metrics.
     """
     metrics, measure = results.get("metrics", {}), results.get("measure")
-    compared = [
-        name.removesuffix(".mean")
-        for name in metrics
-        if name.endswith(".mean") and "_vs_" in name and "_lc_" not in name
-    ]
-    gains = [
-        f"{measure}_gain_vs_base",
-        f"{measure}_gain_vs_sft",
-        "win_rate_vs_sft",
-        "win_rate_vs_base",
-        *compared,
-    ]
-    shown = [name for name in dict.fromkeys(gains) if f"{name}.mean" in metrics][:2]
+    means = [name.removesuffix(".mean") for name in metrics if name.endswith(".mean")]
+    compared = [name for name in means if "_vs_" in name and "_lc_" not in name]
+    gains = [f"{measure}_gain_vs_base", f"{measure}_gain_vs_sft", "win_rate_vs_sft", "win_rate_vs_base"]
+    shown = [name for name in dict.fromkeys([*gains, *compared]) if name in means][:2]
     rewards = [name for name in metrics if name.startswith("final.reward.")]
     names = [
         f"final.{measure}" if measure else next(iter(rewards), ""),
         *(f"{name}.{end}" for name in shown for end in ("mean", "low", "high")),
         *(f"final.{name}" for name in ("length", "ended", "repetitive", "distinct_2", "perplexity")),
     ]
-    return {
-        name: float(f"{metrics[name]:.4g}") for name in names if isinstance(metrics.get(name), int | float)
-    }
+    numbers = {name: metrics[name] for name in names if isinstance(metrics.get(name), int | float)}
+    return {name: float(f"{value:.4g}") for name, value in numbers.items()}
 
 
 def with_intervals(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -155,11 +133,9 @@ def comparable(mine: Mapping[str, Any], theirs: Mapping[str, Any], score: str) -
         return "their held-out prompts differ"
     if mine["answers"] != theirs["answers"]:
         return f"their sampling settings differ ({mine['answers']} and {theirs['answers']})"
-    return (
-        ""
-        if mine["scorers"][score] == theirs["scorers"][score]
-        else f"their {score} comes from different scorers"
-    )
+    if mine["scorers"][score] != theirs["scorers"][score]:
+        return f"their {score} comes from different scorers"
+    return ""
 
 
 def paired(

@@ -1,11 +1,15 @@
-"""Connection to the MLflow server or the local sqlite file: address, timeouts, error conversion."""
+"""Connection to the MLflow server or the local sqlite file: address, timeouts, error conversion, and names,
+parameters and tags within MLflow's limits.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +23,8 @@ DEFAULTS = {
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
 """Defaults for this process: MLflow's own retry for minutes. Variables set by the user take precedence."""
-KIND = {
-    "mlflow.experimentKind": "custom_model_development"
-}  # MLflow 3.17 opens on runs by the URL alone (TRAINING)
+# MLflow 3.17 opens on runs by the URL alone (TRAINING)
+KIND = {"mlflow.experimentKind": "custom_model_development"}
 TRAINING = "workflowType=machine_learning"  # URL parameter that selects this view
 
 
@@ -36,12 +39,9 @@ def client(home: Path) -> Any:
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
 
-    logging.getLogger("mlflow").setLevel(logging.WARNING)  # it logs every table of a new database
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    logging.getLogger("urllib3").setLevel(
-        logging.ERROR
-    )  # and every retry; we log once that the server is unreachable
-
+    for name in ("mlflow", "alembic"):  # they log every table of a new database
+        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # every retry; we log once that nothing answers
     uri = tracking_uri(home)
     if uri.startswith("sqlite:"):
         home.mkdir(parents=True, exist_ok=True)
@@ -64,11 +64,8 @@ def reached(doing: str) -> Iterator[None]:
         raise
     except Exception as error:
         text = (str(error).splitlines() or [""])[0][:400]
-        raise ServiceError(
-            f"{doing}: {type(error).__name__}: {text}; check the server or MLFLOW_TRACKING_URI and run "
-            "again, "
-            "nothing is lost"
-        ) from error
+        advice = "check the server or MLFLOW_TRACKING_URI and run again, nothing is lost"
+        raise ServiceError(f"{doing}: {type(error).__name__}: {text}; {advice}") from error
 
 
 def experiment_name() -> str:
@@ -91,3 +88,37 @@ def experiment_id(mlflow: Any, home: Path) -> str:
         if found is None:
             raise
         return found.experiment_id
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested mappings and lists of mappings -> dotted names (`stages.0.lr`); other values as JSON."""
+    flat: dict[str, str] = {}
+    for name, value in tree.items():
+        path = allowed(f"{prefix}{name}")
+        if isinstance(value, (list, tuple)) and any(isinstance(v, Mapping) for v in value):
+            value = {str(i): v for i, v in enumerate(value)}
+        if isinstance(value, Mapping) and value:
+            flat |= flatten({str(k): v for k, v in value.items()}, f"{path}.")
+        else:
+            flat[path] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return flat
+
+
+def cut(text: str, limit: int) -> str:
+    """Truncate to `limit` characters, with a note at the end."""
+    note = f" ... [cut, {len(text)} characters]"
+    return text if len(text) <= limit else text[: limit - len(note)] + note
+
+
+def allowed(name: str) -> str:
+    """Name with only MLflow's allowed characters (letters, digits, `_-. :/`), at most 250."""
+    return re.sub(r"[^\w\-. :/]", "_", str(name))[:250]
+
+
+def lines(data: bytes) -> list[dict[str, Any]]:
+    """Parse JSON lines, skipping incomplete ones."""
+    found = []
+    for line in data.splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return [one for one in found if isinstance(one, dict)]

@@ -43,12 +43,12 @@ def describe_spending(spent: Mapping[str, float], currency: str) -> str:
         "energy_kwh": "kWh at the stated watts",
         "peak_gb": "GB at its peak",
     }
-    return ", ".join(_amount(spent[name], unit) for name, unit in units.items() if name in spent)
-
-
-def _amount(value: float, unit: str) -> str:
-    """Convert hours below one to minutes or seconds."""
-    if not unit.endswith("hours") or value >= 1:
-        return f"{value:g} {unit}"
-    small, word = (value * 60, "minutes") if value >= 1 / 60 else (value * 3600, "seconds")
-    return f"{small:.2g} {unit.removesuffix('hours')}{word}"
+    found = []
+    for name, unit in units.items():
+        value = spent.get(name)
+        if value is not None and unit.endswith("hours") and value < 1:
+            small, word = (value * 60, "minutes") if value >= 1 / 60 else (value * 3600, "seconds")
+            found.append(f"{small:.2g} {unit.removesuffix('hours')}{word}")
+        elif value is not None:
+            found.append(f"{value:g} {unit}")
+    return ", ".join(found)

@@ -21,22 +21,22 @@ from urllib.parse import quote
 from ratchet.components.errors import ServiceError, redacted
 from ratchet.tasks.data.versioning import digest
 from ratchet.tasks.tracking.mlflow_runs import ROOT, MlflowRun, mlflow_runs
-from ratchet.tasks.tracking.mlflow_text import allowed, cut, lines
-from ratchet.tasks.tracking.server import TRAINING, client, experiment_id, reached, tracking_uri
+from ratchet.tasks.tracking.server import (
+    TRAINING,
+    allowed,
+    client,
+    cut,
+    experiment_id,
+    lines,
+    reached,
+    tracking_uri,
+)
 
 log = logging.getLogger("ratchet.tracking")
-KEY, COMPLETE = (
-    "ratchet.key",
-    "ratchet.complete",
-)  # tags: identity of a run; end time up to which a finished run is fully uploaded
-LIMITS = {
-    "params": 100,
-    "tags": 100,
-    "metrics": 1000,
-    "parameter": 6000,
-    "tag": 8000,
-    "digest": 36,
-}  # MLflow's limits
+KEY = "ratchet.key"  # tag: identity of a run
+COMPLETE = "ratchet.complete"  # tag: end time up to which a finished run is fully uploaded
+LIMITS = {"params": 100, "tags": 100, "metrics": 1000, "parameter": 6000, "tag": 8000, "digest": 36}
+"""MLflow's limits: entries of a batch, then characters."""
 version_of = functools.cache(digest)  # artifacts are immutable and shared by stages
 
 
@@ -62,9 +62,7 @@ class Sent:
     inputs: set[str]
     points: set[tuple[str, int]]
     sizes: dict[str, int]  # of artifacts uploaded by an earlier process
-    files: dict[Path, tuple[int, int]] = field(
-        default_factory=dict
-    )  # size and mtime of files when they were read
+    files: dict[Path, tuple[int, int]] = field(default_factory=dict)  # size and mtime when they were read
 
 
 class Uploader:
@@ -126,13 +124,10 @@ class Uploader:
         if found := self._search(mlflow, key):
             made = mlflow.get_run(found[0].info.run_id)
         else:
-            parent = {"mlflow.parentRunId": self.sent[run.parent].id} if run.parent is not None else {}
-            made = mlflow.create_run(
-                self.experiment,
-                int(run.start * 1000),
-                {KEY: self._mark(key), "mlflow.source.name": "ratchet", **parent},
-                run.name,
-            )
+            tags = {KEY: self._mark(key), "mlflow.source.name": "ratchet"}
+            if run.parent is not None:
+                tags["mlflow.parentRunId"] = self.sent[run.parent].id
+            made = mlflow.create_run(self.experiment, int(run.start * 1000), tags, run.name)
         id, data = made.info.run_id, made.data
         return Sent(
             id,
@@ -151,33 +146,20 @@ class Uploader:
 
         if run.status == "RUNNING" != sent.status:
             mlflow.update_run(sent.id, status="RUNNING")
-        self._batches(
-            mlflow,
-            sent,
-            "params",
-            [
-                Param(k, redacted(cut(v, LIMITS["parameter"])))
-                for k, v in run.params.items()
-                if k not in sent.params
-            ],
-        )
+        params = {k: redacted(cut(v, LIMITS["parameter"])) for k, v in run.params.items()}
+        new = [Param(k, v) for k, v in params.items() if k not in sent.params]
+        self._batches(mlflow, sent, "params", new)
         tags = {allowed(k): redacted(cut(v, LIMITS["tag"])) for k, v in run.tags.items()}
         self._batches(mlflow, sent, "tags", [RunTag(k, v) for k, v in tags.items() if sent.tags.get(k) != v])
         for (name, role), path in run.inputs.items():
             if name not in sent.inputs:
-                data = MetaDataset(
-                    HTTPDatasetSource(f"file:{path}"), name=name, digest=version_of(path)[: LIMITS["digest"]]
-                )
-                self._send(
-                    mlflow.log_inputs,
-                    sent.id,
-                    [DatasetInput(data._to_mlflow_entity(), [InputTag("mlflow.data.context", role)])],
-                )
-        sent.params, sent.tags, sent.inputs = (
-            sent.params | run.params.keys(),
-            sent.tags | tags,
-            sent.inputs | {name for name, _ in run.inputs},
-        )
+                source, version = HTTPDatasetSource(f"file:{path}"), version_of(path)[: LIMITS["digest"]]
+                data = MetaDataset(source, name=name, digest=version)._to_mlflow_entity()
+                shown = DatasetInput(data, [InputTag("mlflow.data.context", role)])
+                self._send(mlflow.log_inputs, sent.id, [shown])
+        sent.params |= run.params.keys()
+        sent.tags |= tags
+        sent.inputs |= {name for name, _ in run.inputs}
         count = self._points(mlflow, sent, run.points)
         for path in run.files:
             if (now := _stamp(path)) and sent.files.get(path) != now:

@@ -10,7 +10,7 @@ from typing import Any
 from prefect.exceptions import Pause
 
 from ratchet.components.errors import redacted
-from ratchet.tasks.labels.asking import Asking
+from ratchet.tasks.labels.waiting import Asking
 from ratchet.tasks.machine.system import sampled, samples_of
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.tracking.alerts import Alarm
@@ -34,9 +34,9 @@ def watched(pipeline: Pipeline, display: Any = None) -> Iterator[Tracking]:
         with sampled(samples_of(pipeline.run.path)):
             yield tracking
     except BaseException as error:
-        state = (
-            "failed" if isinstance(error, Exception) else "waiting" if isinstance(error, Pause) else "stopped"
-        )
+        state = "waiting" if isinstance(error, Pause) else "stopped"
+        if isinstance(error, Exception):
+            state = "failed"
         reason = None if state == "waiting" else f"{type(error).__name__}: {error}"
         pipeline.end(state, error=reason, failed_stage=pipeline.failing)
         if state == "failed":

@@ -251,7 +251,7 @@ def test_doctor_exit_code_follows_its_findings(home: Path, monkeypatch: pytest.M
         monkeypatch.setattr(
             doctor,
             "examine",
-            lambda *_, state=state: [checks.Finding("disk", state, "little [x]", "clear it")],
+            lambda *_, state=state: [checks.Finding(state, "little [x]", "clear it", "disk")],
         )
         assert f"{state}  disk          little [x] → clear it" in ratchet("doctor", code=code)
 

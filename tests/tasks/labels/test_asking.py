@@ -35,11 +35,10 @@ from ratchet.components.stages.job import Job
 from ratchet.components.storage.store import Workspace
 from ratchet.components.types import Artifact, Context, Group, Prompt, Trajectory
 from ratchet.flows.cli import app
-from ratchet.tasks.labels.asking import Asking, queue_of
 from ratchet.tasks.labels.readers import readers
 from ratchet.tasks.labels.server import make_app, serving
 from ratchet.tasks.labels.simulated import answer, truth
-from ratchet.tasks.labels.suspension import resume_if_over, suspend
+from ratchet.tasks.labels.waiting import Asking, queue_of, resume_if_over, suspend
 from ratchet.tasks.pipeline import Pipeline
 
 SIMULATED = {"simulated": [0.1], "verifier": "rewards.length"}
@@ -234,8 +233,8 @@ def test_a_run_that_waits_for_people_alerts_with_the_command_that_serves_the_pag
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     sent: list[tuple[Any, ...]] = []
-    monkeypatch.setattr("ratchet.tasks.labels.asking.emit_alert", lambda *given: sent.append(given))
-    monkeypatch.setattr("ratchet.tasks.labels.asking._note", lambda text: sent.append((text,)))
+    monkeypatch.setattr("ratchet.tasks.labels.waiting.emit_alert", lambda *given: sent.append(given))
+    monkeypatch.setattr("ratchet.tasks.labels.waiting._note", lambda text: sent.append((text,)))
     real = ["online.annotate=[{name: rewards.people, labels: 40}]"]
     for overrides, alerts in ((real, 2), ([], 0)):
         pipeline = Pipeline.open("tiny_people", home=tmp_path, profile="test", overrides=overrides)

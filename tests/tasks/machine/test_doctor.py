@@ -9,7 +9,7 @@ def test_crashing_check_does_not_hide_others(tmp_path, monkeypatch):
     def broken():
         raise ValueError("no answer from http://me:hunter22@gpu")
 
-    monkeypatch.setattr(doctor, "gpu", broken)
+    monkeypatch.setattr(doctor.checks, "gpu", broken)
     found = {f.name: f for f in doctor.examine(tmp_path / "home", tmp_path)}
     assert (
         len(found) == 8

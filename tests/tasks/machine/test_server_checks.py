@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from ratchet.tasks.data.versioning import dvc
-from ratchet.tasks.machine import server_checks
+from ratchet.tasks.machine import doctor
 
 
 def test_reachable_and_unreachable_servers_are_reported(tmp_path, monkeypatch):
@@ -30,19 +30,17 @@ def test_reachable_and_unreachable_servers_are_reported(tmp_path, monkeypatch):
     address = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     monkeypatch.setenv("PREFECT_API_URL", address + "/api")
-    assert server_checks.mlflow(tmp_path).state == "ok" and "404" in server_checks.prefect().seen
+    assert doctor.mlflow(tmp_path).state == "ok" and "404" in doctor.prefect().seen
     server.shutdown()
     server.server_close()
-    assert (
-        server_checks.mlflow(tmp_path).state == "fail" and "ratchet sync" in server_checks.mlflow(tmp_path).do
-    )
+    assert doctor.mlflow(tmp_path).state == "fail" and "ratchet sync" in doctor.mlflow(tmp_path).do
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     with sqlite3.connect(tmp_path / "mlflow.db") as base:
         base.execute("create table runs (id)")
-    assert server_checks.mlflow(tmp_path).seen.endswith("mlflow.db, 0 runs")
+    assert doctor.mlflow(tmp_path).seen.endswith("mlflow.db, 0 runs")
     (tmp_path / "mlflow.db").write_text("not a database, whatever its name says" * 40)
-    assert server_checks.mlflow(tmp_path).state == "fail"
+    assert doctor.mlflow(tmp_path).state == "fail"
 
 
 @pytest.fixture
@@ -103,8 +101,8 @@ def test_rejected_credentials_are_reported(closed, password, message, tmp_path, 
     }
     with temporary_settings(given):  # what a new process takes from its environment
         found = {
-            "MLFLOW_TRACKING_PASSWORD": server_checks.mlflow(tmp_path),
-            "PREFECT_API_AUTH_STRING": server_checks.prefect(),
+            "MLFLOW_TRACKING_PASSWORD": doctor.mlflow(tmp_path),
+            "PREFECT_API_AUTH_STRING": doctor.prefect(),
         }
     for variable, one in found.items():
         assert (
@@ -119,18 +117,18 @@ def test_rejected_credentials_are_reported(closed, password, message, tmp_path, 
 def test_server_error_after_login_is_reported(closed, status, do, tmp_path):
     closed[0] = status
     for found, variable in (
-        (server_checks.mlflow(tmp_path), "MLFLOW_TRACKING_USERNAME"),
-        (server_checks.prefect(), "PREFECT_API_AUTH_STRING"),
+        (doctor.mlflow(tmp_path), "MLFLOW_TRACKING_USERNAME"),
+        (doctor.prefect(), "PREFECT_API_AUTH_STRING"),
     ):
         assert found.state == "fail" and f"is up but answers {status}: " in found.seen and do in found.do
         assert (variable in found.do) == (status == 403)
 
 
 def test_dvc_remotes(tmp_path):
-    assert server_checks.dvc_remote(tmp_path).state == "warn"
+    assert doctor.dvc_remote(tmp_path).state == "warn"
     dvc(tmp_path, "init", "--no-scm", "--quiet")
-    assert server_checks.dvc_remote(tmp_path).seen.startswith("none")
+    assert doctor.dvc_remote(tmp_path).seen.startswith("none")
     dvc(tmp_path, "remote", "add", "-d", "here", str(tmp_path / "remote"))
-    assert server_checks.dvc_remote(tmp_path).state == "ok"
+    assert doctor.dvc_remote(tmp_path).state == "ok"
     dvc(tmp_path, "remote", "modify", "here", "url", "/proc/remote")
-    assert server_checks.dvc_remote(tmp_path).state == "fail"
+    assert doctor.dvc_remote(tmp_path).state == "fail"

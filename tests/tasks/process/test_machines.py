@@ -28,9 +28,9 @@ from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.recipe import load
 from ratchet.components.stages.run import as_request
 from ratchet.components.types import Artifact
+from ratchet.tasks.machine.provenance import code_versions
 from ratchet.tasks.process.joining import jobs, rejection_reason
 from ratchet.tasks.process.launch import launch
-from ratchet.tasks.process.rank_checks import code_versions
 from ratchet.tasks.process.ranks import JOB, Job, execute_on_ranks
 
 ROOT = Path(__file__).resolve().parents[3]

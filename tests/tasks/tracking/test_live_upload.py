@@ -18,8 +18,7 @@ from ratchet.tasks.machine.system import samples_of
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.tracking.live_upload import Tracking
 from ratchet.tasks.tracking.mlflow_runs import ROOT, mlflow_runs
-from ratchet.tasks.tracking.mlflow_text import cut, flatten, lines
-from ratchet.tasks.tracking.server import client
+from ratchet.tasks.tracking.server import client, cut, flatten, lines
 from ratchet.tasks.tracking.upload import Uploader, sync
 
 STEP = "online/round-1"

@@ -15,7 +15,7 @@ from ratchet.components.recipes.plan import plan
 from ratchet.components.recipes.recipe import dump, load, names, reread
 from ratchet.tasks.data.versioning import commit, dvc, publish
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.registry.lineage import lineage
+from ratchet.tasks.registry.lineage import write_lineage
 from ratchet.tasks.tracking.reproduce import reproduce, surroundings
 
 
@@ -38,7 +38,7 @@ def test_reproduction_is_identical_and_detects_tampering(tiny_home: Path, tmp_pa
     pipeline.begin()
     for name in pipeline.stages:
         pipeline.make(name)
-    recorded = lineage(pipeline, "sft")
+    recorded = write_lineage(pipeline, "sft")
     assert surroundings(recorded) == []
 
     same = list(reproduce(recorded, tmp_path / "fresh", home=tiny_home))
@@ -69,7 +69,7 @@ def test_missing_inputs_are_downloaded(tiny_home: Path, tmp_path: Path) -> None:
     pipeline = Pipeline.open("sft", home=tiny_home, profile="test")
     pipeline.begin()
     pipeline.make("raw")
-    recorded = lineage(pipeline, "raw")
+    recorded = write_lineage(pipeline, "raw")
     for anew, home in ((True, tiny_home), (False, tmp_path / "nowhere")):
         (outcome,) = reproduce(recorded, tmp_path / f"{anew}", home=home, anew=anew)
         assert outcome.state == "identical"
@@ -95,7 +95,7 @@ def test_changed_data_is_restored_from_the_dvc_remote(
         dvc(workspace, "push")
         for arguments in (("add", "-A"), ("commit", "-qm", version)):
             subprocess.run(["git", *arguments], check=True)
-        recorded[version] = lineage(pipeline, "raw")
+        recorded[version] = write_lineage(pipeline, "raw")
         shutil.rmtree(home)
     source.unlink()
     shutil.rmtree(workspace / ".dvc" / "cache")

@@ -11,7 +11,7 @@ import pytest
 
 from ratchet.components.recipes.profile import Hardware
 from ratchet.tasks.machine.system import sample, sampled
-from ratchet.tasks.tracking.mlflow_text import lines
+from ratchet.tasks.tracking.server import lines
 from ratchet.tasks.tracking.spending import describe_spending, spent_on
 
 METAS = {

@@ -1,26 +1,64 @@
-"""Suspension of a deployed run that waits for people: Prefect stops it, so that it occupies no worker, and
-the labelling page resumes it when it has its labels.
+"""A run that waits for people: an alert, and a note on its page. Prefect suspends a deployed run meanwhile,
+so that it occupies no worker, and the labelling page resumes it when it has its labels.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
-from ratchet.components.errors import ServiceError
+from ratchet.components.errors import ServiceError, redacted
 from ratchet.components.recipes.plan import Stage
-from ratchet.components.stages.ask import Waiting, open_queue
+from ratchet.components.stages.ask import QUEUE, Waiting, open_queue
 from ratchet.components.stages.job import Job
 from ratchet.components.storage.store import write_atomic
-from ratchet.tasks.labels.asking import announce
-from ratchet.tasks.pipeline import Pipeline
+from ratchet.tasks.pipeline import Pipeline, Watcher
+from ratchet.tasks.tracking.alerts import LABELS, emit_alert
 
+log = logging.getLogger("ratchet.labels")
 FLOW_RUN = "flow_run.json"
 """File of a queue whose flow run is suspended: its id, the wanted labels and the deadline."""
+
+
+def queue_of(home: Path, stage: str, key: str) -> Path:
+    """Folder of the queue of a stage `ask` while it waits."""
+    return home / "store" / ".work" / f"{stage}-{key[:16]}" / "progress" / QUEUE
+
+
+class Asking(Watcher):
+    """Watcher of a run: when it begins to wait for people, it logs, alerts and writes to the run's page how
+    they give labels.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+
+    def started(self, stage: Stage, metrics: Path) -> None:
+        if stage.does == "ask" and not stage.options["people"]["simulated"]:
+            announce(self.pipeline, stage)
+
+
+def announce(pipeline: Pipeline, stage: Stage) -> None:
+    """Log, alert and write to the run's page how people give the labels that a stage waits for."""
+    labels, run = stage.options["people"]["labels"], pipeline.run
+    text = f"{run.name}: {stage.title}: waits for {labels} labels; `ratchet label {run.path}` serves the page"
+    log.warning("%s", text)
+    emit_alert(LABELS, run.name, text, {"stage": stage.name, "labels": labels})
+    _note(text)
+
+
+def _note(text: str) -> None:
+    from prefect.artifacts import create_markdown_artifact
+
+    try:
+        create_markdown_artifact(markdown=text, key="labels", description="People are asked for labels.")
+    except Exception as error:
+        log.warning("%s", redacted(f"the Prefect page was not updated: {type(error).__name__}: {error}"))
 
 
 def deployed_flow_run() -> UUID | None:
@@ -54,10 +92,8 @@ def suspend(queue: Waiting, flow_run: UUID) -> None:
     from prefect.flow_runs import suspend_flow_run
 
     end = None if math.isinf(queue.end) else queue.end
-    write_atomic(
-        queue.folder / FLOW_RUN,
-        json.dumps({"flow_run": str(flow_run), "wanted": queue.wanted, "end": end}) + "\n",
-    )
+    record = {"flow_run": str(flow_run), "wanted": queue.wanted, "end": end}
+    write_atomic(queue.folder / FLOW_RUN, json.dumps(record) + "\n")
     suspend_flow_run(key=str(uuid4()))
 
 
