@@ -118,54 +118,31 @@ def run(
 
     Finished stages are reused from the store under `home`; an interrupted run continues from its last
     checkpoint. `if_running` says what to do while another process makes the same run: "wait" or "refuse".
-    `progress` prints one line an event. Prefect's own server is started unless PREFECT_API_URL names one, and
-    ends with this process.
+    `progress` prints one line an event and a table of the stages. Prefect's own server is started unless
+    PREFECT_API_URL names one, and ends with this process.
 
     Raises `RatchetError` (see `ratchet.components.errors` for its kinds) when a stage fails; finished work is
     kept, and the same call continues. The failed run, with its log, is `ratchet.load_run(home=home)`.
     """
     from ratchet.components.recipes.check_data import check_files
-    from ratchet.flows.display import Display, open_console
-    from ratchet.flows.running import finished
-    from ratchet.flows.startup import servers, set_environment_defaults
+    from ratchet.flows.display import open_console
+    from ratchet.flows.running import execute, finished
     from ratchet.tasks.pipeline import Pipeline
 
     one, home = recipe if isinstance(recipe, Recipe) else load_recipe(recipe), Path(home)
+    options = {"overrides": one.overrides, "profile": one.profile_name, "limit": one.limit}
     with one_sentence():
-        pipeline = Pipeline.open(
-            one.source, home=home, overrides=one.overrides, profile=one.profile_name, limit=one.limit
-        )
+        pipeline = Pipeline.open(one.source, home=home, **options)
         checked = check_files(pipeline.recipe, warnings=inherited_sizes(one.source, one.overrides))
-        console = open_console(quiet=not progress)
-        if finished(pipeline, until):
-            return Run(pipeline.run.path)
-        for warning in checked.warnings:
-            console.print(f"WARNING: {warning}", markup=False)
-        set_environment_defaults(home)
-        with servers(fork_server=pipeline.profile.launch == "child"), Display(console) as display:
-            from prefect.exceptions import Abort
-
-            from ratchet.flows.post_training import post_training
-
-            try:
-                done = post_training(
-                    str(one.source),
-                    home=str(home),
-                    overrides=list(one.overrides),
-                    profile=one.profile_name,
-                    until=until,
-                    if_running=if_running,
-                    display=display,
-                    limit=one.limit,
-                )
-            except Abort:
-                raise RatchetError(
-                    f"run {pipeline.run.name} was cancelled on its Prefect page; finished work is kept, "
-                    "the same call "
-                    "resumes"
-                ) from None
-        if postponed := done.get("registered", {}).get("postponed"):
-            raise ServiceError(f"all stages are finished, but nothing is registered yet: {postponed}")
+        if not finished(pipeline, until):
+            execute(
+                pipeline,
+                open_console(quiet=not progress),
+                checked.warnings,
+                until=until,
+                if_running=if_running,
+                **options,
+            )
     return Run(pipeline.run.path)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperOption
 
-from ratchet.components.errors import RatchetError, RecipeError, ServiceError, redacted
+from ratchet.components.errors import RatchetError, RecipeError, redacted
 from ratchet.flows.commands.certify import certify
 from ratchet.flows.commands.chat import chat
 from ratchet.flows.commands.claims import claims
@@ -29,7 +29,7 @@ from ratchet.flows.commands.promote import promote, rollback
 from ratchet.flows.commands.recipes import app as recipes_app
 from ratchet.flows.commands.reproduce import reproduce
 from ratchet.flows.commands.show import print_outcome, runs, show
-from ratchet.flows.running import environment_error, finished
+from ratchet.flows.running import Cancelled, environment_error, execute, finished
 from ratchet.flows.startup import servers, set_environment_defaults
 from ratchet.tasks.process.locks import IfRunning
 
@@ -76,51 +76,27 @@ def run(
     """Run a recipe. Finished stages are skipped, an interrupted stage resumes from its last checkpoint."""
     from ratchet.components.recipes.check_data import check_files
     from ratchet.components.recipes.recipe import inherited_sizes
-    from ratchet.flows.display import Display, open_console
+    from ratchet.flows.display import open_console
     from ratchet.tasks.pipeline import Pipeline
 
-    console = open_console()
-    pipeline = Pipeline.open(recipe, home=home, overrides=set, profile=profile, limit=limit)
+    console, options = open_console(), {"overrides": set, "profile": profile, "limit": limit}
+    pipeline = Pipeline.open(recipe, home=home, **options)
     checked = check_files(pipeline.recipe, warnings=inherited_sizes(recipe, set))
     if finished(pipeline, until):
         console.print(
             f"Nothing to do: all {len(pipeline.stages)} stages of run {pipeline.run.name} are finished."
         )
-        _print_result(console, pipeline)
-        return
+        return _print_result(console, pipeline)
     print_plan(console, pipeline)
-    for warning in checked.warnings:
-        console.print(f"WARNING: {warning}", markup=False)
-    set_environment_defaults(home)
     try:
-        with servers(fork_server=pipeline.profile.launch == "child"), Display(console) as display:
-            from prefect.exceptions import Abort
-
-            from ratchet.flows.post_training import post_training
-
-            try:
-                done = post_training(
-                    recipe,
-                    home=str(home),
-                    overrides=list(set),
-                    profile=profile,
-                    until=until,
-                    if_running=if_running,
-                    display=display,
-                    limit=limit,
-                )
-            except Abort:  # cancelled in the Prefect UI
-                raise KeyboardInterrupt from None
-            except RatchetError:
-                _print_result(console, pipeline)
-                raise
-    except KeyboardInterrupt:  # Ctrl-C, also while servers start
+        execute(pipeline, console, checked.warnings, until=until, if_running=if_running, **options)
+    except (KeyboardInterrupt, Cancelled):  # Ctrl-C, also while servers start
         console.print("Stopped. Finished stages and checkpoints are kept; the same command resumes.")
         raise typer.Exit(130) from None
-    console.print(display.table())
+    except RatchetError:
+        _print_result(console, pipeline)
+        raise
     _print_result(console, pipeline)
-    if postponed := done.get("registered", {}).get("postponed"):
-        raise ServiceError(f"all stages are finished, but nothing is registered yet: {postponed}")
 
 
 @app.command()

@@ -5,11 +5,21 @@ from __future__ import annotations
 import errno
 import json
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ratchet.components.errors import RatchetError, ServiceError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ratchet.flows.commands.options import Until
     from ratchet.tasks.pipeline import Pipeline
+
+
+class Cancelled(RatchetError):
+    """The run was cancelled on its Prefect page."""
+
 
 OUTSIDE = (
     errno.ENOSPC,
@@ -52,3 +62,31 @@ def finished(pipeline: Pipeline, until: Until) -> bool:
     return until != "register" or (
         state.get("state") == "finished" and ("versions" in state or pipeline.recipe.register is None)
     )
+
+
+def execute(pipeline: Pipeline, console: Console, warnings: Sequence[str], **options: Any) -> None:
+    """Run the flow of `pipeline` with the servers it needs, and print `warnings`, its events and a table of
+    its stages. `options`: those of `post_training`. Raises `Cancelled`, the errors of the stages, and
+    `ServiceError` if the registration is postponed.
+    """
+    from ratchet.flows.display import Display
+    from ratchet.flows.startup import servers, set_environment_defaults
+
+    for warning in warnings:
+        console.print(f"WARNING: {warning}", markup=False)
+    set_environment_defaults(pipeline.store.home)
+    with servers(fork_server=pipeline.profile.launch == "child"), Display(console) as display:
+        from prefect.exceptions import Abort
+
+        from ratchet.flows.post_training import post_training
+
+        try:
+            done = post_training(pipeline.given, home=str(pipeline.store.home), display=display, **options)
+        except Abort:
+            raise Cancelled(
+                f"run {pipeline.run.name} was cancelled on its Prefect page; finished work is kept, the same "
+                "call resumes"
+            ) from None
+    console.print(display.table())
+    if postponed := done.get("registered", {}).get("postponed"):
+        raise ServiceError(f"all stages are finished, but nothing is registered yet: {postponed}")
