@@ -37,8 +37,8 @@ from ratchet.components.recipes.splits import Split
 from ratchet.components.recipes.yaml_files import shipped
 from ratchet.flows.catalogue import arxiv_link as paper
 from ratchet.flows.catalogue import claims_svg, families, page, slug
+from ratchet.flows.claim_records import claiming, read, sentence, states
 from ratchet.flows.claim_records import filled as filled_claims
-from ratchet.flows.claim_records import freshness, read, sentence
 
 ROOT = Path(__file__).resolve().parent.parent
 SITE_PAGES = {  # a link in the repository -> the page of the site that is made from it
@@ -107,12 +107,14 @@ def family_pages() -> dict[str, str]:
 def stale_claims() -> str:
     """Which stored verdicts belong to earlier definitions, and which claims have none."""
     stored = read()
-    found = freshness(stored)
-    parts = [
-        ("Measured on earlier definitions (stale)", sorted(found.stale)),
-        ("Not measured yet", sorted(found.missing)),
-    ]
-    lines = [f"{title}: {', '.join(f'`{name}`' for name in rows)}." for title, rows in parts if rows]
+    found = states(stored, claiming())
+    lines = []
+    for title, state in (
+        ("Measured on earlier definitions (stale)", "stale"),
+        ("Not measured yet", "missing"),
+    ):
+        if rows := sorted(name for name in found if found[name] == state):
+            lines.append(f"{title}: {', '.join(f'`{name}`' for name in rows)}.")
     return "\n\n".join(lines) or "All stored verdicts belong to the present definitions."
 
 

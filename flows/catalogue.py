@@ -157,22 +157,28 @@ def options_of(recipe: Recipe) -> dict[str, tuple[list[tuple[str, Any, Any]], st
     """Piece with options -> (option, value in the recipe, default of the piece) of each, and the piece's
     paper.
     """
-    known = {name: description for slot in SLOTS for name, description in catalogue(slot).items()}
-    used: dict[str, tuple[list[tuple[str, Any, Any]], str]] = {}
+    known, used = _known(), dict[str, tuple[list[tuple[str, Any, Any]], str]]()
     for name, spec in _specs(plain(recipe)):
-        if name in known and name not in used:
-            options = [
-                (key, spec[key], spec[key] if option.required else option.default)
-                for key, option in known[name].options.items()
-                if key in spec
-            ]
-            if options:
-                used[name] = (options, known[name].paper)
+        described = known.get(name)
+        options = [
+            (key, spec[key], spec[key] if option.required else option.default)
+            for key, option in (described.options.items() if described else ())
+            if key in spec
+        ]
+        if described and options and name not in used:
+            used[name] = (options, described.paper)
     return used
 
 
+def _known() -> dict[str, Description]:
+    """Every piece by its name."""
+    return {name: piece for slot in SLOTS for name, piece in catalogue(slot).items()}
+
+
 def _specs(value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every mapping with a `name`, in the order of the recipe, but for the claim."""
+    """Every piece of a recipe with its options, in the order of the recipe, but for the claim: a mapping with
+    a `name`, or an address `generate:NAME`.
+    """
     if isinstance(value, Mapping):
         if isinstance(value.get("name"), str):
             yield value["name"], value
@@ -182,6 +188,8 @@ def _specs(value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     elif isinstance(value, (list, tuple)):
         for inner in value:
             yield from _specs(inner)
+    elif isinstance(value, str) and value.startswith("generate:"):
+        yield value.removeprefix("generate:").partition("?")[0], {}
 
 
 def page(title: str, recipes: Mapping[str, Recipe], stored: Mapping[str, Verdict]) -> str:
@@ -263,20 +271,6 @@ def _dotted(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
 
 def pieces(recipe: Recipe) -> list[str]:
     """The pieces that a recipe names, with their papers."""
-    known = {name: one for slot in SLOTS for name, one in catalogue(slot).items()}
-    used = dict.fromkeys(name for name in _piece_names(plain(recipe)) if name in known)
+    known = _known()
+    used = dict.fromkeys(name for name, _ in _specs(plain(recipe)) if name in known)
     return [f"{name} ({paper})" if (paper := known[name].paper) else name for name in used]
-
-
-def _piece_names(value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        if isinstance(value.get("name"), str):
-            yield value["name"]
-        for key, inner in value.items():
-            if key != "claim":
-                yield from _piece_names(inner)
-    elif isinstance(value, (list, tuple)):
-        for inner in value:
-            yield from _piece_names(inner)
-    elif isinstance(value, str) and value.startswith("generate:"):
-        yield value.removeprefix("generate:").partition("?")[0]

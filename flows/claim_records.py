@@ -15,8 +15,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from ratchet.components.errors import DataError, RecipeError
+from ratchet.components.evaluation.verdicts import Decision
 from ratchet.components.piece import ROOT
 from ratchet.components.recipes.conform import conform, record
 from ratchet.components.recipes.plain_values import plain
@@ -30,7 +34,7 @@ from ratchet.components.storage.store import digest, write_atomic
 
 STORED = Path(__file__).resolve().parent.parent / "docs" / "claims.json"
 PROFILE = "claims"
-VERDICTS = ("holds", "does not hold", "undecided")
+State = Literal["current", "stale", "missing"]
 REPORTED = ("resolved", "about", "recipe", "gates")
 """Options of a report that change none of its numbers."""
 PAGE = ROOT / "evaluation" / "report.py"
@@ -44,7 +48,7 @@ class Comparison:
     that is held equal (mean over seeds; null: not measured).
     """
 
-    decision: str
+    decision: Decision
     mean: Finite | None = None
     low: Finite | None = None
     high: Finite | None = None
@@ -61,28 +65,14 @@ class Verdict:
 
     recipe: str
     claim: str
-    verdict: str
+    verdict: Decision
     why: str
     seeds: Natural
     minutes: NotNegative
     key: str
-    comparisons: dict[str, Comparison]
+    comparisons: Annotated[dict[str, Comparison], Field(min_length=1)]  # by baseline
     changed: Natural = 0
     note: str = ""
-
-    def __post_init__(self) -> None:
-        if self.verdict not in VERDICTS:
-            raise RecipeError(f"verdict: {self.verdict!r} is not one of {', '.join(VERDICTS)}")
-        if not self.comparisons:
-            raise RecipeError("comparisons: expected one for each baseline, got none")
-
-
-@dataclass(frozen=True)
-class Fresh:
-    """Whether stored verdicts belong to the present definitions: recipe -> why it is stale."""
-
-    stale: Mapping[str, str]
-    missing: tuple[str, ...]
 
 
 def sentence(claim: Claim) -> str:
@@ -196,15 +186,19 @@ def write(verdicts: Iterable[Verdict], path: Path = STORED) -> None:
         page.write_text(filled(page.read_text(), read(path)))
 
 
-def freshness(stored: Mapping[str, Verdict], recipes: Iterable[str] | None = None) -> Fresh:
-    """Which stored verdicts are stale and which claims have none, of `recipes` (default: all that claim)."""
-    recipes, arms = list(recipes if recipes is not None else claiming()), Arms()
-    stale = {
-        name: "its definitions changed since it was measured"
+def states(stored: Mapping[str, Verdict], recipes: Iterable[str]) -> dict[str, State]:
+    """Whether the stored verdict on each recipe is current, stale (its definitions changed since it was
+    measured) or missing.
+    """
+    arms = Arms()
+    return {
+        name: "missing"
+        if name not in stored
+        else "current"
+        if stored[name].key == key_of(name, arms)
+        else "stale"
         for name in recipes
-        if name in stored and stored[name].key != key_of(name, arms)
     }
-    return Fresh(stale, tuple(name for name in recipes if name not in stored))
 
 
 def table(stored: Mapping[str, Verdict]) -> str:

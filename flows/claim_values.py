@@ -46,8 +46,15 @@ def values(claim: Claim, own: Sequence[Pipeline], baseline: Sequence[Pipeline] |
 
 def results_of(pipeline: Pipeline) -> dict[str, Any]:
     """results.json of the run's last report."""
-    report = next(stage for stage in reversed(pipeline.stages.values()) if stage.kind == "report")
-    return json.loads((pipeline.artifact(report.name).path / "results.json").read_text())
+    return json.loads((pipeline.artifact(report_of(pipeline).name).path / "results.json").read_text())
+
+
+def report_of(pipeline: Pipeline) -> Stage:
+    """The stage that writes results.json. `DataError` if the recipe evaluates nothing."""
+    for stage in reversed(pipeline.stages.values()):
+        if stage.kind == "report":
+            return stage
+    raise DataError(f"{pipeline.recipe.name} has no evaluation; add a section `evaluate`")
 
 
 def _means(rows: np.ndarray) -> list[float]:
@@ -149,17 +156,10 @@ def labels(pipeline: Pipeline) -> float:
     """Judgements of people or a verifier: labelled pairs and answers that the policy or a reward model
     learned from, and without a reward model the scored answers of the policy.
     """
-    counts = {s.name: _counts(pipeline, s) for s in pipeline.stages.values()}
-    does = {s.name: s.does for s in pipeline.stages.values()}
-    judged = max((c.get("kept", 0) for name, c in counts.items() if does[name] == "reward"), default=0)
-    read = sum(c.get("kept", 0) for name, c in counts.items() if does[name] == "prepare_offline")
-    if judged:
-        return float(judged + read)
-    return float(read + sum(line.get("rollout/responses", 0) for _, line in logged(pipeline)))
-
-
-def _counts(pipeline: Pipeline, stage: Stage) -> dict[str, float]:
-    """Counts of a learning stage's product."""
-    if stage.does not in ("reward", "prepare_offline"):
-        return {}
-    return pipeline.artifact(stage.name).meta.get("counts", {})
+    kept: dict[str, list[float]] = {"reward": [], "prepare_offline": []}
+    for stage in pipeline.stages.values():
+        if stage.does in kept:
+            kept[stage.does].append(pipeline.artifact(stage.name).meta.get("counts", {}).get("kept", 0))
+    judged, read = max(kept["reward"], default=0), sum(kept["prepare_offline"])
+    sampled = 0 if judged else sum(line.get("rollout/responses", 0) for _, line in logged(pipeline))
+    return float(judged + read + sampled)

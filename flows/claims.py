@@ -8,13 +8,14 @@ the other claims go on. Seeds are added to a claim while it is undecided (`evalu
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ratchet.components.errors import DataError, RatchetError, RecipeError, nearest
+from ratchet.components.errors import RatchetError, RecipeError, nearest
 from ratchet.components.evaluation.verdicts import (
-    Effect,
+    Decision,
     crossed,
     decide,
     level_of,
@@ -32,6 +33,7 @@ from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.process.workers import Workers
 
 Node = tuple[str, str]  # stage name and store key
+Open = Callable[[str, int], Pipeline]  # of a recipe and a seed
 SAME_BUDGET = 1.1
 """Largest ratio of two budgets that count as equal."""
 
@@ -47,7 +49,7 @@ class Graph:
 
     def want(self, pipeline: Pipeline) -> Node:
         """Add the stages that the pipeline's report needs and the store does not have; returns its node."""
-        report = report_of(pipeline)
+        report = claim_values.report_of(pipeline)
         self._add(pipeline, report)
         return report.name, report.key
 
@@ -106,24 +108,6 @@ class Check:
         return [self.recipe, *self.claim.recipes]
 
 
-class Opened:
-    """Pipelines by recipe and seed, planned once."""
-
-    def __init__(self, home: Path, profile: str | None) -> None:
-        self.home, self.profile = home, profile
-        self._known: dict[tuple[str, int], Pipeline] = {}
-
-    def __call__(self, recipe: str, seed: int) -> Pipeline:
-        if (recipe, seed) not in self._known:
-            self._known[recipe, seed] = Pipeline.open(
-                recipe,
-                home=self.home,
-                overrides=[f"seed={seed}"],
-                profile=self.profile or profile_of(recipe),
-            )
-        return self._known[recipe, seed]
-
-
 def check_claims(
     recipes: Sequence[str],
     *,
@@ -137,7 +121,14 @@ def check_claims(
     """Check the claims of `recipes` with products in `home`. `on_verdict` is called with each verdict as soon
     as it is reached. `RecipeError` before anything is started for an unknown recipe or one without a claim.
     """
-    opened, graph = Opened(home, profile), Graph()
+
+    @functools.cache
+    def opened(recipe: str, seed: int) -> Pipeline:
+        return Pipeline.open(
+            recipe, home=home, overrides=[f"seed={seed}"], profile=profile or profile_of(recipe)
+        )
+
+    graph = Graph()
     checks = [_check(name, max_seeds) for name in recipes]
     for check in checks:
         _want(check, opened, graph)
@@ -162,7 +153,7 @@ def _check(name: str, max_seeds: int | None) -> Check:
     return Check(name, claim, looks(claim.seeds, max(claim.seeds, max_seeds or claim.most_seeds)))
 
 
-def _want(check: Check, opened: Opened, graph: Graph) -> None:
+def _want(check: Check, opened: Open, graph: Graph) -> None:
     for seed in check.seeds:
         for arm in check.arms:
             if (arm, seed) not in check.reports:
@@ -186,25 +177,21 @@ def _work(graph: Graph, pool: Workers, progress: Callable[[str], None]) -> None:
         progress(f"{ended.job[0]} {'failed: ' + ended.error if ended.error else 'done'}, {left} stages left")
 
 
-def _settle(check: Check, opened: Opened, graph: Graph) -> Verdict | None:
+def _settle(check: Check, opened: Open, graph: Graph) -> Verdict | None:
     """The verdict if every report of this look is there; None while some are being made, or if the claim is
     undecided and more seeds were added.
     """
     nodes = list(check.reports.values())
+    comparisons = {one: Comparison("undecided") for one in check.claim.baselines}
     if lost := [graph.failed[node] for node in nodes if node in graph.failed]:
-        return _verdict(
-            check, "undecided", lost[0], {one: Comparison("undecided") for one in check.claim.baselines}
-        )
+        return _verdict(check, "undecided", lost[0], comparisons)
     if not all(node in graph.done for node in nodes):
         return None
     try:
         comparisons = {one: compared(check, one) for one in check.claim.baselines}
     except (RatchetError, KeyError) as error:
-        why = f"not comparable: {error}"
-        return _verdict(
-            check, "undecided", why, {one: Comparison("undecided") for one in check.claim.baselines}
-        )
-    decision = together([one.decision for one in comparisons.values()])  # pyright: ignore[reportArgumentType]
+        return _verdict(check, "undecided", f"not comparable: {error}", comparisons)
+    decision = together([one.decision for one in comparisons.values()])
     if decision == "undecided" and check.look < len(check.counts):
         check.look += 1
         _want(check, opened, graph)
@@ -224,7 +211,7 @@ def compared(check: Check, baseline: str) -> Comparison:
     decision = decide(effect, claim.direction, claim.at_least)
     if not _fair(decision, *budgets):
         decision = "undecided"
-    return Comparison(decision, *_numbers(effect), values, others, *budgets)
+    return Comparison(decision, effect.mean, effect.low, effect.high, effect.level, values, others, *budgets)
 
 
 def _fair(decision: str, own: float | None, baseline: float | None) -> bool:
@@ -236,10 +223,6 @@ def _fair(decision: str, own: float | None, baseline: float | None) -> bool:
     if decision == "holds":
         return own <= SAME_BUDGET * baseline
     return decision != "does not hold" or baseline <= SAME_BUDGET * own
-
-
-def _numbers(effect: Effect) -> tuple[float, float, float, float]:
-    return effect.mean, effect.low, effect.high, effect.level
 
 
 def reason(check: Check, comparisons: dict[str, Comparison], decision: str) -> str:
@@ -265,7 +248,7 @@ def reason(check: Check, comparisons: dict[str, Comparison], decision: str) -> s
     )
 
 
-def _verdict(check: Check, decision: str, why: str, comparisons: dict[str, Comparison]) -> Verdict:
+def _verdict(check: Check, decision: Decision, why: str, comparisons: dict[str, Comparison]) -> Verdict:
     return Verdict(
         recipe=check.recipe,
         claim=sentence(check.claim),
@@ -283,11 +266,3 @@ def _seconds(pipelines: Iterable[Pipeline]) -> float:
     """Seconds of all stages of the arms, shared ones once, whether made now or before."""
     nodes = {(s.name, s.key): p.store.path(s.name, s.key) for p in pipelines for s in p.stages.values()}
     return sum((read_manifest(path) or {"meta": {}})["meta"].get("seconds", 0.0) for path in nodes.values())
-
-
-def report_of(pipeline: Pipeline) -> Stage:
-    """The stage that writes results.json. `DataError` if the recipe evaluates nothing."""
-    for stage in reversed(pipeline.stages.values()):
-        if stage.kind == "report":
-            return stage
-    raise DataError(f"{pipeline.recipe.name} has no evaluation; add a section `evaluate`")

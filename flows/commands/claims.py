@@ -11,7 +11,7 @@ from ratchet.flows.commands.options import OUT, Home, Json, ProfileOption, print
 from ratchet.flows.startup import set_environment_defaults
 
 if TYPE_CHECKING:
-    from ratchet.flows.claim_records import Fresh, Verdict
+    from ratchet.flows.claim_records import Verdict
 
 
 def claims(
@@ -47,15 +47,15 @@ def claims(
     does not hold, undecided.
     """
     from ratchet.components.recipes.plain_values import plain
-    from ratchet.flows.claim_records import claiming, freshness, read, write
+    from ratchet.flows.claim_records import claiming, read, states, write
     from ratchet.flows.display import open_console
 
     stored, wanted = read(), names or claiming()
     if stale or status:
-        fresh = freshness(stored, wanted)
+        found = states(stored, wanted)
         if status:
-            return _print_status(wanted, stored, fresh, as_json)
-        wanted = [name for name in wanted if name in fresh.stale or name in fresh.missing]
+            return _print_status(found, stored, as_json)
+        wanted = [name for name in wanted if found[name] != "current"]
     set_environment_defaults(home)
     from ratchet.flows.claims import check_claims
 
@@ -90,11 +90,7 @@ def verdict_line(verdict: Verdict) -> str:
     )
 
 
-def _print_status(names: list[str], stored: Mapping[str, Verdict], fresh: Fresh, as_json: bool) -> None:
-    states = {
-        name: "missing" if name in fresh.missing else "stale" if name in fresh.stale else "current"
-        for name in names
-    }
+def _print_status(states: Mapping[str, str], stored: Mapping[str, Verdict], as_json: bool) -> None:
     if as_json:
         return print_json(states)
     for name, state in states.items():

@@ -23,10 +23,10 @@ from ratchet.flows.claim_records import (
     Comparison,
     Verdict,
     filled,
-    freshness,
     key_of,
     read,
     sentence,
+    states,
     write,
 )
 from ratchet.flows.cli import app
@@ -256,17 +256,16 @@ def test_a_wrong_format_of_stored_verdicts_is_an_error(tmp_path: Path, text: str
 def test_a_verdict_is_stale_when_its_definitions_change(monkeypatch: pytest.MonkeyPatch) -> None:
     key = key_of("rloo")
     stored = {"rloo": verdict()}
-    assert freshness(stored, ["rloo", "instruct"]).stale.keys() == {"rloo"}
-    assert freshness(stored, ["rloo", "instruct"]).missing == ("instruct",)
+    assert states(stored, ["rloo", "instruct"]) == {"rloo": "stale", "instruct": "missing"}
     stored = {"rloo": dataclasses.replace(verdict(), key=key)}
-    assert not freshness(stored, ["rloo"]).stale
+    assert states(stored, ["rloo"]) == {"rloo": "current"}
     real = load
 
     def changed(name: Any, overrides: Any = (), **more: Any) -> Any:
         return real(name, overrides=[*overrides, "online.rounds=7"], **more)
 
     monkeypatch.setattr("ratchet.flows.claim_records.load", changed)
-    assert freshness(stored, ["rloo"]).stale
+    assert states(stored, ["rloo"]) == {"rloo": "stale"}
 
 
 def test_the_words_of_a_recipe_change_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
