@@ -2,11 +2,12 @@
 throughput.
 
 Answers are counted at their maximum length (`max_tokens`), so token counts are upper bounds. Data set sizes
-come from curation if it has run, else from the recipe's limits; without either they are unknown (None).
+come from curation if it has run, else from the recipe's limits; without either they are unknown (nan).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from ratchet.components.estimates.rates import Rates
@@ -37,18 +38,18 @@ def estimate(
         known.phase = section_at(recipe, stage.phase) if stage.phase else None
         cost = getattr(known, stage.does, known.other)(stage)
         cost.seconds = seconds(cost, rates)
-        if (not cost.tokens and cost.tokens is not None) or cost.seconds is None:
-            cost.seconds = last.get(stage.name)
+        if cost.tokens == 0 or math.isnan(cost.seconds):
+            cost.seconds = last.get(stage.name, math.nan)
         costs.append(cost)
     return costs
 
 
-def seconds(cost: Cost, rates: Rates | None) -> float | None:
-    """Seconds from tokens, throughput and model loads; None if any is unknown. A stage that trains (it has a
+def seconds(cost: Cost, rates: Rates | None) -> float:
+    """Seconds from tokens, throughput and model loads; nan if any is unknown. A stage that trains (it has a
     `fit`) samples and scores on all ranks, any other one on the engines of one machine.
     """
-    if rates is None or cost.learn is None or cost.score is None or cost.sample is None:
-        return None
+    if rates is None:
+        return math.nan
     learning = cost.learn / rates.learn[cost.adapter] if cost.learn else 0.0
     inference = cost.score / rates.score + cost.sample / rates.sample
     spread = rates.spread if "fit" in cost.stage.options else 1.0

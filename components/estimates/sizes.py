@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,12 +26,17 @@ from ratchet.components.recipes.schema import Recipe, Reward
 
 @dataclass(frozen=True)
 class Split:
-    """Size of a curated data set: number of groups, and the mean over groups of the longest trajectory's
-    length in tokens.
+    """Size of a curated data set: number of groups (nan: unknown), and the mean over groups of the longest
+    trajectory's length in tokens.
     """
 
-    groups: int | None
+    groups: float
     tokens: float
+
+    @property
+    def known(self) -> float:
+        """The number of groups, 0 while it is unknown."""
+        return 0 if math.isnan(self.groups) else self.groups
 
 
 class Sizes:
@@ -49,21 +55,17 @@ class Sizes:
         self.depth = self.reward_shape.layers / shape.layers
         self.saved = float(self.layout.weight * shape.parameters)
 
-    @property
-    def online(self) -> Any:
-        return self.phase
-
     def rollout_shape(self) -> tuple[int, int, int]:
         """(prompts per round, maximum answer length, answers per prompt)."""
-        rollout = self.online.rollout
+        rollout = self.phase.rollout
         return (
-            self.online.prompts_per_round,
+            self.phase.prompts_per_round,
             rollout.get("max_tokens", 128),
             rollout.get("responses_per_prompt", 1),
         )
 
     def prompt(self) -> float:
-        return self.split(self.online.data, None, None).tokens
+        return self.split(self.phase.data, None, None).tokens
 
     def length(self) -> float:
         return self.prompt() + self.rollout_shape()[1]
@@ -72,16 +74,16 @@ class Sizes:
         """The curated split if known, else the recipe's bounds: `limit` groups of the maximum length."""
         made = self.splits.get(name)
         bound = prompt_tokens(self.recipe, name) or longest or 0
-        groups, tokens = (made.groups, made.tokens) if made else (None, float(bound))
+        groups, tokens = (made.groups, made.tokens) if made else (math.nan, float(bound))
         if limit is not None:
-            groups = min(limit, groups) if groups is not None else limit
+            groups = limit if math.isnan(groups) else min(limit, groups)
         return Split(groups, min(tokens, longest) if longest else tokens)
 
-    def steps(self, fit: Mapping[str, Any], groups: int) -> int:
+    def steps(self, fit: Mapping[str, Any], groups: float) -> float:
         steps = -(-groups // fit["batch"]) * fit["epochs"]
         return min(steps, fit["max_steps"]) if fit["max_steps"] else steps
 
-    def sampled(self, prompts: int, answer: int, each: int, prompt: float | None = None) -> Parts:
+    def sampled(self, prompts: float, answer: int, each: int, prompt: float | None = None) -> Parts:
         rows = min(max(self.profile.max_num_seqs, each), prompts * each)
         prompt = self.prompt() if prompt is None else prompt
         return {
@@ -91,18 +93,11 @@ class Sizes:
 
     def scored(self, reward_models: int) -> Parts:
         """Memory of one scoring model and of reward models."""
+        read = inference_bytes(self.profile) * self.reward_shape.parameters * reward_models
         return {
             "process": PROCESS,
             **scoring(self.shape, self.profile, min(SCORED, self.profile.tokens_per_microbatch)),
-            **(
-                {
-                    "reward models": float(
-                        inference_bytes(self.profile) * self.reward_shape.parameters * reward_models
-                    )
-                }
-                if reward_models
-                else {}
-            ),
+            **({"reward models": float(read)} if read else {}),
         }
 
     def passes(self, specs: Sequence[Mapping[str, Any]]) -> float:
@@ -117,5 +112,9 @@ class Sizes:
 
     def chosen(self, updates: Mapping[str, Sequence[Mapping[str, Any]]], each: int) -> int:
         """Trained texts per prompt: two for a pairwise objective, else all."""
-        units = {describe("objective", part["name"]).unit for parts in updates.values() for part in parts}
-        return min(2, each) if "pair" in units else each
+        return min(2, each) if "pair" in units(updates) else each
+
+
+def units(updates: Mapping[str, Sequence[Mapping[str, Any]]]) -> set[str]:
+    """Units (row, pair, group) of the objectives of a fit."""
+    return {describe("objective", part["name"]).unit for parts in updates.values() for part in parts}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,8 +10,7 @@ from typing import Any
 from ratchet.components.estimates.memory import PROCESS, Parts, trained, training
 from ratchet.components.estimates.rates import adapter_key
 from ratchet.components.estimates.shape import Shape
-from ratchet.components.estimates.sizes import Sizes, Split
-from ratchet.components.piece import describe
+from ratchet.components.estimates.sizes import Sizes, Split, units
 from ratchet.components.recipes.plan import Stage
 
 SAVED = 20.0  # bytes per token in a groups artifact: id, mask, log-prob and text, compressed
@@ -19,28 +19,27 @@ SAVED = 20.0  # bytes per token in a groups artifact: id, mask, log-prob and tex
 @dataclass
 class Cost:
     """Cost of one stage. `memory`: peak bytes on one device by part; `host`: bytes of host memory; tokens by
-    kind of work.
+    kind of work, and seconds; nan where they are unknown.
     """
 
     stage: Stage
     memory: Parts = field(default_factory=dict)
     host: float = 0.0
     disk: float = 0.0
-    learn: float | None = 0.0
-    score: float | None = 0.0
-    sample: float | None = 0.0
+    learn: float = 0.0
+    score: float = 0.0
+    sample: float = 0.0
     adapter: str = ""
     models: int = 0
-    seconds: float | None = None
+    seconds: float = math.nan
 
     @property
     def bytes(self) -> float:
         return sum(self.memory.values())
 
     @property
-    def tokens(self) -> float | None:
-        parts = (self.learn, self.score, self.sample)
-        return None if any(p is None for p in parts) else sum(p for p in parts if p is not None)
+    def tokens(self) -> float:
+        return self.learn + self.score + self.sample
 
 
 class StageCosts(Sizes):
@@ -58,10 +57,10 @@ class StageCosts(Sizes):
         options = stage.options
         split = self.split(options["data"], options["limit"], options["max_tokens"])
         cost = self.learned(stage, options["fit"], split, 1, self.shape)
-        if options["validation"] and options["fit"]["validate_every"] and split.groups is not None:
+        if options["validation"] and options["fit"]["validate_every"]:
             validation = self.split(options["validation"], options["limit_validation"], options["max_tokens"])
             times = self.steps(options["fit"], split.groups) // options["fit"]["validate_every"] + 1
-            cost.score = _times(cost.score, times, validation, 1)
+            cost.score = times * validation.groups * validation.tokens
         return cost
 
     def reward(self, stage: Stage) -> Cost:
@@ -69,11 +68,9 @@ class StageCosts(Sizes):
         split = self.split(options["data"], options["limit"], options["max_tokens"])
         cost = self.learned(stage, options["fit"], split, 2, self.reward_shape)
         validation = self.split(options["validation"], options["limit_validation"], options["max_tokens"])
-        cost.score = _times(0.0, 1, validation, 2)
-        if options["linear_probe"] and cost.score is not None:
-            cost.score = _times(cost.score, 1, split, 2)
-        cost.score = None if cost.score is None else cost.score * self.depth
-        cost.learn = None if cost.learn is None else cost.learn * self.depth
+        read = [validation, split] if options["linear_probe"] else [validation]
+        cost.score = self.depth * sum(one.groups * 2 * one.tokens for one in read)
+        cost.learn *= self.depth
         return cost
 
     def demonstrate(self, stage: Stage) -> Cost:
@@ -81,16 +78,13 @@ class StageCosts(Sizes):
         options, rollout = stage.options, stage.options["rollout"] or {"max_tokens": 0}
         answer, each = rollout.get("max_tokens", 128), rollout.get("responses_per_prompt", 1)
         splits = [self.split(options[name], None, None) for name in ("data", "validation") if options[name]]
-        prompts, tokens = sum(split.groups or 0 for split in splits), max(split.tokens for split in splits)
-        memory = self.sampled(max(prompts, 1), answer, each, tokens)
-        if any(split.groups is None for split in splits):
-            return Cost(stage, memory, score=None, sample=None, models=1)
-        scored = prompts * tokens + prompts * each * (tokens + answer) * self.passes(options["annotate"])
+        known, tokens = sum(split.known for split in splits), max(split.tokens for split in splits)
+        prompts, text = sum(split.groups for split in splits), tokens + answer
         return Cost(
             stage,
-            memory,
-            disk=prompts * each * (tokens + answer) * SAVED,
-            score=scored,
+            self.sampled(max(known, 1), answer, each, tokens),
+            disk=known * each * text * SAVED,
+            score=prompts * tokens + prompts * each * text * self.passes(options["annotate"]),
             sample=float(prompts * each * answer),
             models=1,
         )
@@ -98,9 +92,12 @@ class StageCosts(Sizes):
     def prepare_offline(self, stage: Stage) -> Cost:
         options = stage.options
         split = self.split(options["data"], options["limit"], options["max_tokens"])
-        passes = self.passes([*options["annotate"], *options["prepare"]])
         return Cost(
-            stage, self.scored(0), disk=_all(split, 2) * SAVED, score=_times(0.0, passes, split, 2), models=1
+            stage,
+            self.scored(0),
+            disk=split.known * 2 * split.tokens * SAVED,
+            score=self.passes([*options["annotate"], *options["prepare"]]) * split.groups * 2 * split.tokens,
+            models=1,
         )
 
     def optimise(self, stage: Stage) -> Cost:
@@ -142,7 +139,7 @@ class StageCosts(Sizes):
 
     def select(self, stage: Stage) -> Cost:
         prompts, _, each = self.rollout_shape()
-        rows = prompts * self.chosen(self.online.fit.updates, each)
+        rows = prompts * self.chosen(self.phase.fit.updates, each)
         passes = self.passes(stage.options["prepare"])
         return Cost(
             stage,
@@ -177,10 +174,7 @@ class StageCosts(Sizes):
         options, rollout, best_of = stage.options, stage.options["rollout"], stage.options.get("best_of")
         held_out = self.split(options["data"], options["prompts"], None)
         answer, each = rollout.get("max_tokens", 128), rollout.get("responses_per_prompt", 1)
-        drawn = each * (best_of["n"] if best_of else 1)
-        if held_out.groups is None:
-            return Cost(stage, self.sampled(options["prompts"], answer, drawn), score=None, sample=None)
-        text = held_out.tokens + answer
+        drawn, text = each * (best_of["n"] if best_of else 1), held_out.tokens + answer
         chosen = held_out.groups * drawn * text * self.passes(best_of["annotate"]) if best_of else 0.0
         return Cost(
             stage,
@@ -197,8 +191,6 @@ class StageCosts(Sizes):
         score = 0.0
         for arm in options["arms"].values():
             held_out = self.split(arm["data"], options["prompts"], None)
-            if held_out.groups is None:
-                return Cost(stage, memory, score=None)
             answer = arm["rollout"].get("max_tokens", 128)
             rows = held_out.groups * arm["rollout"].get("responses_per_prompt", 1)
             reads = len(self.trained) * self.depth + self.passes(options["metrics"])
@@ -212,10 +204,8 @@ class StageCosts(Sizes):
         and Adam state to the host, and the final weights are reloaded in float32 by the inference engine
         while the learner exists.
         """
-        units = {
-            describe("objective", part["name"]).unit for parts in fit["updates"].values() for part in parts
-        }
-        together = rows if "group" in units else min(rows, 2) if "pair" in units else 1
+        read = units(fit["updates"])
+        together = rows if "group" in read else min(rows, 2) if "pair" in read else 1
         packed = min(self.profile.tokens_per_microbatch, fit["batch"] * rows * split.tokens)
         parts, host = training(shape, fit["adapter"], self.layout, max(packed, together * split.tokens))
         memory = {"process": PROCESS, **parts}
@@ -226,30 +216,13 @@ class StageCosts(Sizes):
                 0 if gpu else (self.layout.weight + self.layout.optimiser) * learns, 4.0 * shape.parameters
             )
             memory["saving"] = max(0.0, saving - parts["activations"] - parts["gradients"])
-        groups = split.groups
-        passed = (
-            None
-            if groups is None
-            else min(groups * fit["epochs"], self.steps(fit, groups) * fit["batch"]) * rows * split.tokens
-        )
+        passed = min(split.groups * fit["epochs"], self.steps(fit, split.groups) * fit["batch"])
         return Cost(
             stage,
             memory,
             host,
             disk=4.0 * shape.parameters,
-            learn=passed,
+            learn=passed * rows * split.tokens,
             adapter=adapter_key(fit["adapter"]),
             models=3,
         )
-
-
-def _times(before: float | None, times: float, split: Split, rows: int) -> float | None:
-    return (
-        None
-        if before is None or split.groups is None
-        else before + times * split.groups * rows * split.tokens
-    )
-
-
-def _all(split: Split, rows: int) -> float:
-    return (split.groups or 0) * rows * split.tokens

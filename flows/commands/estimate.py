@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isnan, nan
 from typing import Any
 
 from ratchet.components.errors import RecipeError
@@ -48,13 +49,13 @@ def print_estimate(console: Any, pipeline: Any) -> None:
             gb(cost.disk) if cost.disk else "",
             *(_tokens(v) for v in (cost.learn, cost.score, cost.sample)),
             "done" if cost.stage.name in made else _time(cost.seconds),
-            *([_amount(hardware, None if cost.stage.name in made else cost.seconds)] if priced else ()),
+            *([_amount(hardware, nan if cost.stage.name in made else cost.seconds)] if priced else ()),
             f"{most} {gb(cost.memory[most])}" if cost.tokens != 0.0 else "",
         )
     console.print(table)
     todo = [cost for cost in costs if cost.stage.name not in made]
-    timed = sum(cost.seconds or 0.0 for cost in todo)
-    unknown = [cost.stage.name for cost in todo if cost.seconds is None]
+    unknown = [cost.stage.name for cost in todo if isnan(cost.seconds)]
+    timed = sum(cost.seconds for cost in todo if not isnan(cost.seconds))
     on = f"one of {hardware.devices} × {hardware.device}" if hardware.devices > 1 else hardware.device
     console.print(
         f"model      {shape.parameters / 1e6:,.1f} million parameters, {shape.layers} layers of "
@@ -82,14 +83,14 @@ def print_estimate(console: Any, pipeline: Any) -> None:
     check_capacity(pipeline.profile, costs, this_machine(pipeline.store.home))
 
 
-def _tokens(count: float | None) -> str:
-    if count is None:
+def _tokens(count: float) -> str:
+    if isnan(count):
         return "?"
     return "" if not count else f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e3:.1f} k"
 
 
-def _time(seconds: float | None) -> str:
-    if seconds is None:
+def _time(seconds: float) -> str:
+    if isnan(seconds):
         return "?"
     return (
         f"{seconds / 3600:.1f} h"
@@ -100,8 +101,8 @@ def _time(seconds: float | None) -> str:
     )
 
 
-def _amount(hardware: Any, seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds / 3600 * hardware.price_per_hour:,.2f}"
+def _amount(hardware: Any, seconds: float) -> str:
+    return "" if isnan(seconds) else f"{seconds / 3600 * hardware.price_per_hour:,.2f}"
 
 
 def _price(hardware: Any, seconds: float) -> str:

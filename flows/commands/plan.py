@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isnan
 from typing import Annotated, Any
 
 import typer
@@ -50,13 +51,16 @@ def _as_json(pipeline: Any, estimate: bool) -> dict[str, Any]:
         from ratchet.tasks.machine.calibration import costs_of
 
         for cost in costs_of(pipeline, measured=True)[0]:
-            stages[cost.stage.name] |= {
+            known = {
                 "bytes": cost.bytes,
                 "disk": cost.disk,
                 "learnt": cost.learn,
                 "scored": cost.score,
                 "sampled": cost.sample,
                 "seconds": cost.seconds,
+            }
+            stages[cost.stage.name] |= {
+                name: None if isnan(number) else number for name, number in known.items()
             }
     return {
         "run": pipeline.run.name,
