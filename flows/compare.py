@@ -82,6 +82,9 @@ def metric_of(recipes: Mapping[str, Recipe], metric: str | None) -> str:
     """The per-prompt metric to compare: `metric`, or that of a claim of one recipe about another, or the
     first that all measure. `RecipeError` if a recipe's evaluation does not measure it.
     """
+    for name, recipe in recipes.items():
+        if recipe.evaluate is None:
+            raise RecipeError(f"{name} has no evaluation to compare; add an `evaluate` section")
     measured = {name: per_prompt_metrics(recipe) for name, recipe in recipes.items()}
     if metric is None:
         claims = [recipe.claim for recipe in recipes.values() if recipe.claim]

@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,8 +20,8 @@ from ratchet.flows.terminal import Tail, printable, stoppable
 if TYPE_CHECKING:
     from ratchet.components.inference.conversation import Answer, Conversation, Settings
 
-COLUMN, REFRESH = 38, 0.05
-"""Narrowest column in characters; seconds between two refreshes of the screen."""
+COLUMN, REFRESHES = 38, 20
+"""Narrowest column in characters; refreshes of the screen a second."""
 COLOURS = ("cyan", "green", "magenta", "yellow", "blue")
 HELP = """\
 /reset            forget the conversation
@@ -58,15 +57,10 @@ class Chat:
         streams = {title: model.answer(question, self.settings, seed) for title, model in self.models.items()}
         with stoppable() as stopped:
             for titles in [list(answers)] if together else [[title] for title in answers]:
-                with self._screen(
-                    lambda titles=titles: self._layout({title: answers[title] for title in titles})
-                ) as refresh:
-                    while (
-                        waiting := [title for title in titles if not answers[title].stop]
-                    ) and not stopped():
+                with self._screen(lambda titles=titles: self._layout(titles, answers)):
+                    while (waiting := [one for one in titles if not answers[one].stop]) and not stopped():
                         for title in waiting:
                             answers[title] = next(streams[title])
-                        refresh()
                     for title in waiting:
                         streams[title].close()  # pyright: ignore[reportAttributeAccessIssue]
                         answers[title].stop = "stopped"
@@ -77,39 +71,36 @@ class Chat:
         return answers
 
     @contextlib.contextmanager
-    def _screen(self, layout: Callable[[], Any]) -> Iterator[Callable[[], None]]:
-        """Yields a function that redraws the live screen (its last lines if it is too tall); prints the final
-        layout at the end.
+    def _screen(self, layout: Callable[[], Any]) -> Iterator[None]:
+        """Redraws the layout on a terminal (its last lines if it is too tall); prints the final one at the
+        end.
         """
-        if not self.console.is_terminal:
-            yield lambda: None
+        from rich.live import Live
+
+        if self.console.is_terminal:
+            with Live(
+                console=self.console,
+                get_renderable=lambda: Tail(layout()),
+                refresh_per_second=REFRESHES,
+                transient=True,
+            ):
+                yield
         else:
-            from rich.live import Live
-
-            last = float("-inf")
-
-            def refresh() -> None:
-                nonlocal last
-                if time.monotonic() - last > REFRESH:
-                    live.update(Tail(layout()), refresh=True)
-                    last = time.monotonic()
-
-            with Live(console=self.console, auto_refresh=False, transient=True) as live:
-                yield refresh
+            yield
         self.console.print(layout())
         if self.console.is_terminal or len(self.models) > 1:
             self.console.print()
 
-    def _layout(self, answers: Mapping[str, Answer]) -> Any:
+    def _layout(self, titles: Sequence[str], answers: Mapping[str, Answer]) -> Any:
         """One column per model: title (if several), answer, stop reason."""
         from rich.table import Table
 
         table = Table.grid(padding=(0, 3, 0, 0), expand=self.console.is_terminal)
-        for _ in answers:
+        for _ in titles:
             table.add_column(ratio=1, overflow="fold")
         if len(self.models) > 1:
-            table.add_row(*map(self._title, answers))
-        table.add_row(*(_cell(answer) for answer in answers.values()))
+            table.add_row(*map(self._title, titles))
+        table.add_row(*(_cell(answers[title]) for title in titles))
         return table
 
     def _title(self, title: str) -> Any:

@@ -119,11 +119,7 @@ def _recipes(
     from ratchet.flows.compare import metric_of
 
     # validate all recipes before the first run
-    loaded = {name: load(name, overrides=overrides, profile=profile)[0] for name in names}
-    for name, recipe in loaded.items():
-        if recipe.evaluate is None:
-            raise RecipeError(f"{name} has no evaluation to compare; add an `evaluate` section")
-    metric = metric_of(loaded, metric)
+    metric = metric_of({name: load(name, overrides=overrides, profile=profile)[0] for name in names}, metric)
     set_environment_defaults(home)
     from ratchet.flows.compare import compare as run_all
     from ratchet.flows.display import Display, open_console
