@@ -115,10 +115,15 @@ def alert_change(name: str, alert: Alert, client: Any, change: Callable[..., Any
 
 
 def _block(client: Any, slug: str) -> Any:
+    return or_none(client.read_block_document_by_name, slug, "webhook", True)  # True: with its secret
+
+
+def or_none(read: Callable[..., Any], *named: Any) -> Any:
+    """What a method of the client reads; None if the server does not have it."""
     from prefect.exceptions import ObjectNotFound
 
     try:
-        return client.read_block_document_by_name(slug, "webhook", include_secrets=True)
+        return read(*named)
     except ObjectNotFound:
         return None
 

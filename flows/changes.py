@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ratchet.components.errors import RecipeError
-from ratchet.flows.alerts import alert_change
+from ratchet.flows.alerts import alert_change, or_none
 from ratchet.flows.deployment_settings import entrypoint, pool_settings, prefect_schedule, readable
 from ratchet.flows.deployments import Deployment, Plan, WorkPool, stage_deployment
 from ratchet.tasks.process.locks import REGISTRY
@@ -44,11 +44,6 @@ def changes(plan: Plan, templates: Mapping[str, Any], client: Any, workspace: Pa
     run would refer to a block that is missing on the server.
     """
     _check_blocks(plan, templates, client)
-    wanted = {
-        name
-        for deployment in plan.deployments
-        for name in (deployment.name, *(stage_deployment(deployment, does) for does in deployment.stages))
-    }
     all_changes = [_pool(name, pool, templates[name], client) for name, pool in plan.work_pools.items()]
     all_changes += [_slots(name, limit, client) for name, limit in {**plan.slots, REGISTRY: 1}.items()]
     for deployment in plan.deployments:
@@ -61,7 +56,7 @@ def changes(plan: Plan, templates: Mapping[str, Any], client: Any, workspace: Pa
         )
     all_changes += [alert_change(name, alert, client, _change) for name, alert in plan.alerts.items()]
     for managed in _managed_deployments(client):
-        if managed.name not in wanted:
+        if managed.name not in plan.names:
             all_changes.append(
                 Change(
                     "deployment", managed.name, "remove", (), lambda i=managed.id: client.delete_deployment(i)
@@ -79,7 +74,7 @@ def _check_blocks(plan: Plan, templates: Mapping[str, Any], client: Any) -> None
     ):
         for slug, name in sorted(_blocks(templates[place.name], place.job_variables)):
             if (
-                not name or _or_none(client.read_block_document_by_name, name, slug, False) is None
+                not name or or_none(client.read_block_document_by_name, name, slug, False) is None
             ):  # False: without its secrets
                 raise RecipeError(
                     f"runs in work pool {place.name!r} refer to the {slug} block {name!r}, which does not "
@@ -122,16 +117,8 @@ def _pool(name: str, pool: WorkPool, template: Mapping[str, Any], client: Any) -
         "base_job_template": template,
         "concurrency_limit": pool.concurrency_limit,
     }
-    known = _or_none(client.read_work_pool, name)
-    if known is None:
-        return Change(
-            "work pool",
-            name,
-            "create",
-            (),
-            lambda: client.create_work_pool(WorkPoolCreate(name=name, type=pool.type, **wanted)),
-        )
-    if known.type != pool.type:
+    known = or_none(client.read_work_pool, name)
+    if known is not None and known.type != pool.type:
         raise RecipeError(
             f"work pool {name!r} is of type {known.type} on the server, {pool.type} in the file; give it "
             "another name"
@@ -139,18 +126,22 @@ def _pool(name: str, pool: WorkPool, template: Mapping[str, Any], client: Any) -
     return _change(
         "work pool",
         name,
-        {key: getattr(known, key) for key in wanted},
+        _attributes(known, wanted),
         wanted,
-        lambda: client.update_work_pool(name, WorkPoolUpdate(**wanted)),
+        lambda: (
+            client.create_work_pool(WorkPoolCreate(name=name, type=pool.type, **wanted))
+            if known is None
+            else client.update_work_pool(name, WorkPoolUpdate(**wanted))
+        ),
     )
 
 
 def _slots(name: str, limit: int, client: Any) -> Change:
-    known = _or_none(client.read_global_concurrency_limit_by_name, name)
+    known = or_none(client.read_global_concurrency_limit_by_name, name)
     return _change(
         "slots",
         name,
-        None if known is None else {"limit": known.limit},
+        _attributes(known, ["limit"]),
         {"limit": limit},
         lambda: client.upsert_global_concurrency_limit_by_name(name, limit),
     )
@@ -160,7 +151,7 @@ def _stage(deployment: Deployment, does: str, pool: str, client: Any, workspace:
     """The deployment for remote stages of one kind; no concurrency limit besides the pool's."""
     from ratchet.flows.one_stage import one_stage
 
-    place, name = deployment.stages[does], stage_deployment(deployment, does)
+    place = deployment.stages[does]
     wanted = {
         "description": f"Stages of {deployment.name} that do `{does}`.",
         "tags": [OURS],
@@ -168,28 +159,12 @@ def _stage(deployment: Deployment, does: str, pool: str, client: Any, workspace:
         **entrypoint(one_stage, STAGE_FLOW),
         **pool_settings(place, pool, place.gpus, workspace),
     }
-    known = _or_none(client.read_deployment_by_name, f"{STAGE_FLOW}/{name}")
-    before = (
-        None if known is None else {key: getattr(known, key) for key in wanted} | {"tags": sorted(known.tags)}
-    )
-    return _change(
-        "deployment",
-        name,
-        before,
-        wanted,
-        lambda: client.create_deployment(
-            flow_id=client.create_flow_from_name(STAGE_FLOW), name=name, **wanted
-        ),
-    )
+    return _of_flow(STAGE_FLOW, stage_deployment(deployment, does), wanted, client)
 
 
 def _deployment(deployment: Deployment, pool: str, client: Any, workspace: Path) -> Change:
-    from prefect.client.schemas.objects import ConcurrencyOptions
-
     from ratchet.flows.post_training import post_training
 
-    schedules = [prefect_schedule(schedule) for schedule in deployment.schedules]
-    strategy: Any = {"wait": "ENQUEUE", "refuse": "CANCEL_NEW"}[deployment.if_running]
     wanted = {
         "description": deployment.description,
         "tags": sorted({OURS, *deployment.tags}),
@@ -211,32 +186,55 @@ def _deployment(deployment: Deployment, pool: str, client: Any, workspace: Path)
     }
     if deployment.paused is not None:
         wanted["paused"] = deployment.paused
-    known = _or_none(client.read_deployment_by_name, f"{FLOW}/{deployment.name}")
-    after = {**wanted, "schedules": readable(schedules), "if_running": strategy}
-    before = None
-    if known is not None:
-        limit, options = known.global_concurrency_limit, known.concurrency_options
-        before = {key: getattr(known, key) for key in wanted} | {
-            "tags": sorted(known.tags),
-            "schedules": readable(known.schedules),
-            "if_running": options.collision_strategy.value
-            if limit and limit.limit == 1 and options
-            else None,
+    schedules = [prefect_schedule(schedule) for schedule in deployment.schedules]
+    strategy = {"wait": "ENQUEUE", "refuse": "CANCEL_NEW"}[deployment.if_running]
+    return _of_flow(FLOW, deployment.name, wanted, client, schedules, strategy)
+
+
+def _of_flow(
+    flow: str,
+    name: str,
+    wanted: Mapping[str, Any],
+    client: Any,
+    schedules: Sequence[Any] = (),
+    if_running: Any = None,
+) -> Change:
+    """The change of a flow's deployment. With `if_running`, a collision strategy, it has `schedules` and
+    makes one run at a time.
+    """
+    from prefect.client.schemas.objects import ConcurrencyOptions
+
+    known = or_none(client.read_deployment_by_name, f"{flow}/{name}")
+    before, after, options = _attributes(known, wanted), dict(wanted), {}
+    if if_running:
+        after |= {"schedules": readable(schedules), "if_running": if_running}
+        options = {
+            "schedules": schedules,
+            "concurrency_limit": 1,
+            "concurrency_options": ConcurrencyOptions(collision_strategy=if_running),
         }
+    if if_running and before is not None:
+        limit, chosen = known.global_concurrency_limit, known.concurrency_options
+        before["schedules"] = readable(known.schedules)
+        before["if_running"] = (
+            chosen.collision_strategy.value if limit and limit.limit == 1 and chosen else None
+        )
     return _change(
         "deployment",
-        deployment.name,
+        name,
         before,
         after,
         lambda: client.create_deployment(
-            flow_id=client.create_flow_from_name(FLOW),
-            name=deployment.name,
-            schedules=schedules,
-            concurrency_limit=1,
-            concurrency_options=ConcurrencyOptions(collision_strategy=strategy),
-            **wanted,
+            flow_id=client.create_flow_from_name(flow), name=name, **wanted, **options
         ),
     )
+
+
+def _attributes(known: Any, keys: Iterable[str]) -> dict[str, Any] | None:
+    """Attributes of an object on the server; None if there is no such object. Tags have no order."""
+    if known is None:
+        return None
+    return {key: sorted(known.tags) if key == "tags" else getattr(known, key) for key in keys}
 
 
 def _change(
@@ -270,12 +268,3 @@ def _managed_deployments(client: Any) -> list[Any]:
         flow_filter=FlowFilter(name=FlowFilterName(any_=[FLOW, STAGE_FLOW])),
         deployment_filter=DeploymentFilter(tags=DeploymentFilterTags(all_=[OURS])),
     )
-
-
-def _or_none(read: Callable[..., Any], *named: Any) -> Any:
-    from prefect.exceptions import ObjectNotFound
-
-    try:
-        return read(*named)
-    except ObjectNotFound:
-        return None

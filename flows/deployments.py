@@ -107,6 +107,15 @@ class Plan:
     slots: Mapping[str, Natural] = field(default_factory=dict)
     alerts: Mapping[str, Alert] = field(default_factory=dict)
 
+    @property
+    def names(self) -> list[str]:
+        """Names of all deployments, those of stages in other pools too."""
+        return [
+            name
+            for one in self.deployments
+            for name in (one.name, *(stage_deployment(one, does) for does in one.stages))
+        ]
+
 
 def read(path: Path) -> tuple[Plan, dict[str, Any]]:
     """Read and validate the file; returns it with the base job template of each pool. `RecipeError` names the
@@ -124,12 +133,7 @@ def read(path: Path) -> tuple[Plan, dict[str, Any]]:
             raise RecipeError(
                 f"slots.{REGISTRY}: this limit is always 1, so that registrations are serialised; remove it"
             )
-        names = [
-            name
-            for deployment in plan.deployments
-            for name in (deployment.name, *(stage_deployment(deployment, does) for does in deployment.stages))
-        ]
-        if repeated := {name for name in names if names.count(name) > 1}:
+        if repeated := {name for name in plan.names if plan.names.count(name) > 1}:
             raise RecipeError(f"deployments: the name {min(repeated)!r} occurs twice")
         templates = {name: _template(path.parent, name, pool) for name, pool in plan.work_pools.items()}
         for deployment in plan.deployments:
