@@ -130,7 +130,7 @@ def training(shape: Shape, adapter: Mapping[str, Any], layout: Layout, tokens: f
     }, host
 
 
-def cache(shape: Shape, *, prompt: float, answer: float, rows: int, each: int, bytes_each: int) -> float:
+def cache(shape: Shape, *, prompt: float, answer: float, rows: float, each: int, bytes_each: int) -> float:
     """KV cache bytes for `rows` answers, `each` per prompt; a prompt is cached once."""
     slots = 2 * -(-rows // max(each, 1)) if rows > each else 1
     return 2 * shape.layers * shape.key_value * bytes_each * (slots * prompt + rows * answer)
@@ -141,7 +141,7 @@ def inference_bytes(profile: Profile) -> int:
     return 2 if profile.precision == "bfloat16" and profile.hardware.memory_gb is not None else 4
 
 
-def sampling(shape: Shape, profile: Profile, *, prompt: float, answer: float, rows: int, each: int) -> Parts:
+def sampling(shape: Shape, profile: Profile, *, prompt: float, answer: float, rows: float, each: int) -> Parts:
     """Bytes by part on one device during generation. The torch engine prefills the prompts of `rows` answers
     at once and keeps all keys and values. vLLM prefills in chunks and uses `cache_gb`, at least the cache for
     the answers to one prompt; the torch engine then scores on the same device.
