@@ -190,12 +190,10 @@ def _print_result(console: Any, pipeline: Any) -> None:
         print_outcome(
             console, {**outcome(pipeline.run.path), "error": None}, pipeline.profile.hardware.currency
         )
-    console.print(f"run        {pipeline.run.path}", highlight=False, soft_wrap=True)
+    console.print(f"run        {pipeline.run.path}", soft_wrap=True)
     if final and (pipeline.run.path / "stages" / final.name).exists():
-        console.print(
-            f"model      {pipeline.run.path / 'stages' / final.name}", highlight=False, soft_wrap=True
-        )
-    console.print("pages      ratchet ui", highlight=False)
+        console.print(f"model      {pipeline.run.path / 'stages' / final.name}", soft_wrap=True)
+    console.print("pages      ratchet ui")
 
 
 if __name__ == "__main__":

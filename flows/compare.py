@@ -55,7 +55,7 @@ def compare(
         for seed in seeds:
             here = [*overrides, f"seed={seed}"]
             if display:
-                display.console.print(f"{recipe}, seed {seed}", style="bold", highlight=False, markup=False)
+                display.console.print(f"{recipe}, seed {seed}", style="bold", markup=False)
             post_training(
                 recipe, home=str(home), overrides=here, profile=profile, until="evaluate", display=display
             )

@@ -34,9 +34,9 @@ class Log(Console):
 
 
 def open_console(**options: Any) -> Console:
-    """A console on standard output."""
-    made = Console(**options)
-    return made if made.is_terminal else Log(**options)
+    """A console on standard output, which does not colour numbers."""
+    made = Console(highlight=False, **options)
+    return made if made.is_terminal else Log(highlight=False, **options)
 
 
 def table_of(*columns: str, right: Collection[str] = (), **each: Any) -> Table:
@@ -86,12 +86,12 @@ class Display:
         if self.live:
             self.task = self.live.add_task(stage.title, total=None, count="", note="")
         else:
-            self.console.print(f"{stage.title}: started", highlight=False)
+            self.console.print(f"{stage.title}: started")
         if steps := [
             int(path.name.rpartition("-")[2])
             for path in (metrics.parent.parent / "progress").glob("checkpoint-*")
         ]:
-            self.console.print(f"{stage.title}: continues at step {max(steps)}", highlight=False)
+            self.console.print(f"{stage.title}: continues at step {max(steps)}")
 
     def progressed(self, stage: Stage, line: Mapping[str, Any]) -> None:
         unit, of, pace, note = (
@@ -107,9 +107,7 @@ class Display:
             self.last_print = time.monotonic()
             step = f"{line['step']}{f' of {of}' if of else ''}"
             count = f"{step} {unit}" if "unit" in line else f"step {step}"
-            self.console.print(
-                f"{stage.title}: {'  '.join(filter(None, [count, ', '.join(pace), note]))}", highlight=False
-            )
+            self.console.print(f"{stage.title}: {'  '.join(filter(None, [count, ', '.join(pace), note]))}")
 
     def _pace(self, line: Mapping[str, Any]) -> list[str]:
         """Rate since this attempt's first count, and the time left by it, once ten units or a fiftieth of
@@ -136,11 +134,10 @@ class Display:
         if not reused:
             self.console.print(
                 f"{stage.title}: done in {seconds:.0f} s  {stage_headline(artifact.meta)}",
-                highlight=False,
                 markup=False,
             )
             if counted := record_counts(artifact.meta):
-                self.console.print(f"{stage.title}: records: {counted}", highlight=False, markup=False)
+                self.console.print(f"{stage.title}: records: {counted}", markup=False)
 
     def failed(self, stage: Stage, error: BaseException) -> None:
         self._drop()

@@ -81,7 +81,9 @@ def execute(pipeline: Pipeline, console: Console, warnings: Sequence[str], **opt
         from ratchet.flows.post_training import post_training
 
         try:
-            done: Any = post_training(pipeline.given, home=str(pipeline.store.home), display=display, **options)
+            done: Any = post_training(
+                pipeline.given, home=str(pipeline.store.home), display=display, **options
+            )
         except Abort:
             raise Cancelled(
                 f"run {pipeline.run.name} was cancelled on its Prefect page; finished work is kept, the same "

@@ -125,7 +125,7 @@ class Chat:
         if word in ("quit", "exit"):
             return False
         if word == "help":
-            self.console.print(HELP, highlight=False, markup=False)
+            self.console.print(HELP, markup=False)
         elif word == "reset":
             for model in self.models.values():
                 model.history = []
@@ -144,7 +144,7 @@ class Chat:
         return True
 
     def _say(self, text: str) -> None:
-        self.console.print(printable(text), style="dim", highlight=False, markup=False)
+        self.console.print(printable(text), style="dim", markup=False)
 
     def converse(self) -> None:
         """Read questions and commands until the end of input."""

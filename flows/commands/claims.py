@@ -59,12 +59,12 @@ def claims(
     set_environment_defaults(home)
     from ratchet.flows.claims import check_claims
 
-    console = open_console(highlight=False, stderr=as_json)
+    console = open_console(stderr=as_json, markup=False, soft_wrap=True)
 
     def on_verdict(verdict: Verdict) -> None:
         if record:
             write([verdict])
-        console.print(verdict_line(verdict), markup=False, soft_wrap=True)
+        console.print(verdict_line(verdict))
 
     verdicts = check_claims(
         wanted,
@@ -73,7 +73,7 @@ def claims(
         profile=profile,
         max_seeds=max_seeds,
         on_verdict=on_verdict,
-        progress=lambda line: console.print(line, style="dim", markup=False, soft_wrap=True),
+        progress=lambda line: console.print(line, style="dim"),
     )
     if as_json:
         print_json([plain(one) for one in verdicts])

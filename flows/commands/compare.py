@@ -73,7 +73,7 @@ def _runs(first: str, other: str, home: Path, as_json: bool) -> None:
     compared = differences(*paths)
     if as_json:
         return print_json(asdict(compared))
-    console = open_console(highlight=False)
+    console = open_console()
     names = [path.resolve().name for path in paths]
     for title, rows in (("recipe", compared.recipe), ("code", compared.code), ("package", compared.packages)):
         if rows:
@@ -153,7 +153,7 @@ def _recipes(
     )
     for name, verdicts in comparison["claims"].items():
         for verdict in verdicts:
-            console.print(f"{name} claims {verdict}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"{name} claims {verdict}", markup=False, soft_wrap=True)
 
 
 def _table(columns: list[str], rows: Any) -> Any:

@@ -19,7 +19,7 @@ def doctor(home: Home = OUT, as_json: Json = False) -> None:
     from ratchet.flows.display import open_console
     from ratchet.tasks.machine.doctor import examine
 
-    console, findings = open_console(highlight=False, soft_wrap=True), []
+    console, findings = open_console(soft_wrap=True), []
     for finding in examine(home, Path.cwd()):
         findings.append(finding)
         if as_json:

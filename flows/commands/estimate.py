@@ -57,29 +57,21 @@ def print_estimate(console: Any, pipeline: Any) -> None:
     unknown = [cost.stage.name for cost in todo if isnan(cost.seconds)]
     timed = sum(cost.seconds for cost in todo if not isnan(cost.seconds))
     on = f"one of {hardware.devices} × {hardware.device}" if hardware.devices > 1 else hardware.device
-    console.print(
-        f"model      {shape.parameters / 1e6:,.1f} million parameters, {shape.layers} layers of "
-        f"{shape.hidden}",
-        highlight=False,
-    )
     host = max(cost.host for cost in costs)
-    console.print(
-        f"peak       {gb(max(c.bytes for c in costs))} on {on}"
+    more = f", plus stages not measured yet: {', '.join(unknown)}" if unknown else ""
+    lines = {
+        "model": f"{shape.parameters / 1e6:,.1f} million parameters, {shape.layers} layers of {shape.hidden}",
+        "peak": f"{gb(max(c.bytes for c in costs))} on {on}"
         + (f", {gb(host)} of host memory" if host else ""),
-        highlight=False,
-    )
-    console.print(f"disk       {gb(sum(c.disk for c in todo))} to write", highlight=False)
-    console.print(
-        "time       "
-        f"{_time(timed) if rates else 'unknown until the model is downloaded and measured on this machine'}"
-        + (f", plus stages not measured yet: {', '.join(unknown)}" if unknown and rates else ""),
-        highlight=False,
-        soft_wrap=True,
-    )
-    console.print(
-        f"cost       {_price(hardware, timed) if rates else 'unknown without the time'}", highlight=False
-    )
-    console.print(f"rates      {_rates(rates, hardware)}", highlight=False, soft_wrap=True)
+        "disk": f"{gb(sum(c.disk for c in todo))} to write",
+        "time": _time(timed) + more
+        if rates
+        else "unknown until the model is downloaded and measured on this machine",
+        "cost": _price(hardware, timed) if rates else "unknown without the time",
+        "rates": _rates(rates, hardware),
+    }
+    for word, text in lines.items():
+        console.print(f"{word:<10} {text}", soft_wrap=True)
     check_capacity(pipeline.profile, costs, this_machine(pipeline.store.home))
 
 

@@ -52,7 +52,7 @@ def gc(
             }
         )
     console, table = (
-        open_console(highlight=False),
+        open_console(),
         table_of("removed" if yes else "would go", "what", "made", "frees", right=["frees"], no_wrap=True),
     )
     for entry in sorted(collected.go, key=lambda e: -e.size):

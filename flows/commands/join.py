@@ -18,7 +18,7 @@ def join(home: Home = OUT) -> None:
     from ratchet.tasks.process.orphans import reap_children_on_exit
 
     reap_children_on_exit()
-    console = open_console(highlight=False)
+    console = open_console()
     console.print(f"Waiting for multi-node stages in {home.resolve()}; Ctrl-C stops.", soft_wrap=True)
     try:
         take_part(home, lambda text: console.print(text, markup=False, soft_wrap=True))

@@ -32,7 +32,7 @@ def lineage(
         return print_json(
             {**made, "version": version and asdict(version), "history": events(version) if version else []}
         )
-    console = open_console(highlight=False, soft_wrap=True)
+    console = open_console(soft_wrap=True)
     title = f"{version.name} version {version.version}" if version else made["product"]
     aliases = f" ({', '.join(version.aliases)})" if version and version.aliases else ""
     console.print(f"[bold]{title}[/bold]{aliases}")

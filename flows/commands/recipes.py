@@ -74,7 +74,7 @@ def explain(
         return print_json(plain({"recipe": loaded, "profile": chosen}))
     if defaults:
         return typer.echo(dump(loaded, chosen))  # as it is: what Rich prints it wraps
-    console, stored = open_console(highlight=False), read()
+    console, stored = open_console(), read()
     for line in [*summary(loaded, stored), "", *details(loaded, stored), ""]:
         console.print(line, markup=False, soft_wrap=True)
     console.print(sizes(loaded, chosen))

@@ -32,22 +32,19 @@ def reproduce(
     from ratchet.tasks.tracking.reproduce import surroundings
 
     made, version = resolve(model, home)
-    console = open_console(stderr=as_json, highlight=False, soft_wrap=True)
+    console = open_console(stderr=as_json, markup=False, soft_wrap=True)
     title = f"{version.name} version {version.version}" if version else made["product"]
     console.print(
-        f"Replaying {title}: {len(made['stages'])} stages of run {made['run']}, recipe {made['recipe']}.",
-        markup=False,
+        f"Replaying {title}: {len(made['stages'])} stages of run {made['run']}, recipe {made['recipe']}."
     )
     changed = surroundings(made)
     for line in changed:
-        console.print(f"differs  {line}", markup=False)
+        console.print(f"differs  {line}")
     folder = into or home / f"reproduction-{made['product']}-{time.strftime('%Y%m%d-%H%M%S')}"
     outcomes = []
     for outcome in replay(made, folder, home=home, anew=anew):
         outcomes.append(outcome)
-        console.print(
-            f"{outcome.stage:<14} {outcome.kind:<8} {outcome.state:<10} {outcome.found[:16]}", markup=False
-        )
+        console.print(f"{outcome.stage:<14} {outcome.kind:<8} {outcome.state:<10} {outcome.found[:16]}")
     outcome = outcomes[-1]
     if as_json:
         print_json(
@@ -61,12 +58,12 @@ def reproduce(
             }
         )
     if outcome.state != "differs":
-        console.print(f"Identical: {title} was reproduced bit for bit.", markup=False)
+        console.print(f"Identical: {title} was reproduced bit for bit.")
         if into is None:
             shutil.rmtree(folder)
         return
     _print_difference(console, outcome, changed)
-    console.print(f"The replayed stages are kept in {folder}.", markup=False)
+    console.print(f"The replayed stages are kept in {folder}.")
     raise typer.Exit(1)
 
 
@@ -74,15 +71,13 @@ def _print_difference(console: Console, outcome: Outcome, changed: list[str]) ->
     """Print the stage that differs, its files, and the likely cause. `changed`: see `surroundings`."""
     console.print(
         f"Stage {outcome.stage} is the first that differs: recorded {outcome.expected[:16]}, replayed "
-        f"{outcome.found[:16]}.",
-        markup=False,
+        f"{outcome.found[:16]}."
     )
     if outcome.files:
-        console.print(f"Files: {', '.join(outcome.files)}", markup=False)
+        console.print(f"Files: {', '.join(outcome.files)}")
     if outcome.changed:
-        console.print("Its code or options differ from those of the recorded output.", markup=False)
+        console.print("Its code or options differ from those of the recorded output.")
     elif not changed:
         console.print(
-            "Code, packages and machine are the same: the record is wrong or the stage is not deterministic.",
-            markup=False,
+            "Code, packages and machine are the same: the record is wrong or the stage is not deterministic."
         )

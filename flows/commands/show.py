@@ -104,7 +104,7 @@ def print_outcome(console: Any, summary: Mapping[str, Any], currency: str = "") 
     spent = [("spent", describe_spending(summary["spent"], currency))] if summary["spent"] else []
     report = [("report", summary["report"])] if summary["report"] else []
     for word, text in [*lines_of(summary), *spent, *drift, *report]:
-        console.print(f"{word:<10} {text}", highlight=False, soft_wrap=True, markup=False)
+        console.print(f"{word:<10} {text}", soft_wrap=True, markup=False)
 
 
 def _when(started: str | None) -> str:

@@ -45,7 +45,7 @@ def soak(
     for name in fault:
         if name not in FAULTS:
             raise RecipeError(f"--fault: no fault named {name!r}{nearest(name, FAULTS)}")
-    console, folder = open_console(highlight=False), (home / "soak").resolve()
+    console, folder = open_console(), (home / "soak").resolve()
     base = folder / "base"
     overrides = [*SMALL.get(recipe, []), *set]
     pipeline = Pipeline.open(recipe, home=base, overrides=overrides, profile=profile)
