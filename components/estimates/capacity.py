@@ -71,14 +71,10 @@ def _advice(profile: Profile, cost: Cost, room: float) -> str:
         "gradient_checkpointing: true",
         "KV cache": f"lower max_num_seqs (now {profile.max_num_seqs}) or max_tokens of the answers",
     }
-    if "gradients" not in cost.memory:
-        return advice.get(
-            most,
-            "use a smaller model, set precision: bfloat16, or shard over more devices (engine vllm with "
-            "tensor_parallel, as in profile node)",
-        )
-    return advice.get(
-        most,
+    trains, samples = (
         "train fewer parameters (adapter: {name: lora} or {name: top_layers}), shard over more devices "
         "(zero_stage 3 with more ranks, as in profile node), or use a smaller model",
+        "use a smaller model, set precision: bfloat16, or shard over more devices (engine vllm with "
+        "tensor_parallel, as in profile node)",
     )
+    return advice.get(most, trains if "gradients" in cost.memory else samples)

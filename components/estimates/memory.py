@@ -8,7 +8,7 @@ autograd saves in a Llama-like layer. Log-probs are chunked, so full logits neve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,14 +65,12 @@ def trained(shape: Shape, adapter: Mapping[str, Any]) -> tuple[int, int]:
         + 2 * (shape.hidden + shape.key_value)
         + 3 * (shape.hidden + shape.intermediate)
     )
-    known: dict[str, Callable[[], tuple[int, int]]] = {
-        "lora": lambda: (shape.layers * adapter.get("rank", 16) * linear, shape.layers),
-        "top_layers": lambda: (
-            min(adapter.get("count", 1), shape.layers) * shape.layer + shape.hidden,
-            min(adapter.get("count", 1), shape.layers),
-        ),
-    }
-    return known.get(str(adapter["name"]), lambda: (shape.parameters, shape.layers))()
+    if adapter["name"] == "lora":
+        return shape.layers * adapter.get("rank", 16) * linear, shape.layers
+    if adapter["name"] == "top_layers":
+        layers = min(adapter.get("count", 1), shape.layers)
+        return layers * shape.layer + shape.hidden, layers
+    return shape.parameters, shape.layers
 
 
 def kept_activations(
@@ -141,7 +139,9 @@ def inference_bytes(profile: Profile) -> int:
     return 2 if profile.precision == "bfloat16" and profile.hardware.memory_gb is not None else 4
 
 
-def sampling(shape: Shape, profile: Profile, *, prompt: float, answer: float, rows: float, each: int) -> Parts:
+def sampling(
+    shape: Shape, profile: Profile, *, prompt: float, answer: float, rows: float, each: int
+) -> Parts:
     """Bytes by part on one device during generation. The torch engine prefills the prompts of `rows` answers
     at once and keeps all keys and values. vLLM prefills in chunks and uses `cache_gb`, at least the cache for
     the answers to one prompt; the torch engine then scores on the same device.
