@@ -114,7 +114,6 @@ def check_claims(
     home: Path,
     workers: int = 2,
     profile: str | None = None,
-    max_seeds: int | None = None,
     on_verdict: Callable[[Verdict], None] = lambda verdict: None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Verdict]:
@@ -129,7 +128,7 @@ def check_claims(
         )
 
     graph = Graph()
-    checks = [_check(name, max_seeds) for name in recipes]
+    checks = [_check(name) for name in recipes]
     for check in checks:
         _want(check, opened, graph)
     verdicts: list[Verdict] = []
@@ -145,12 +144,12 @@ def check_claims(
     return verdicts
 
 
-def _check(name: str, max_seeds: int | None) -> Check:
+def _check(name: str) -> Check:
     claim = load(name)[0].claim
     if claim is None:
         known = claiming()
         raise RecipeError(f"{name} claims nothing{nearest(name, known)}; add a section `claim`")
-    return Check(name, claim, looks(claim.seeds, max(claim.seeds, max_seeds or claim.most_seeds)))
+    return Check(name, claim, looks(claim.seeds, claim.most_seeds))
 
 
 def _want(check: Check, opened: Open, graph: Graph) -> None:

@@ -1,4 +1,4 @@
-"""Recipes × seeds → one table with intervals: how a claim is checked.
+"""Recipes × seeds → one table with intervals.
 
 Every arm runs with the same seeds; stages that arms share (data, SFT policy, reward model) are made once. A
 metric is compared per seed and held-out prompt, so the difference of two arms is paired in both.
@@ -6,7 +6,6 @@ metric is compared per seed and held-out prompt, so the difference of two arms i
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,13 +15,11 @@ import numpy as np
 
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.evaluation.measured import OF_ANSWERS, measured
-from ratchet.components.evaluation.verdicts import crossed, decide
+from ratchet.components.evaluation.verdicts import crossed
 from ratchet.components.recipes.arms import arms
 from ratchet.components.recipes.recipe import load
 from ratchet.components.recipes.schema import Recipe
-from ratchet.components.recipes.schema_claim import Claim
 from ratchet.components.storage.store import write_atomic
-from ratchet.flows.claim_records import sentence
 from ratchet.tasks.pipeline import Pipeline
 
 WHOLE = (*OF_ANSWERS, "embedding_spread", "perplexity")
@@ -42,13 +39,14 @@ def compare(
     """Run every recipe with every seed and compare `metric`, a per-prompt list in the evaluation's results
     (None: see `metric_of`). `RecipeError` before the first run if a recipe does not measure it.
 
-    Returns per arm the mean of each seed and of all with a 95 % interval, each arm's difference to the first,
-    and what became of the recipes' claims about each other.
+    Returns per arm the mean of each seed and of all with a 95 % interval, and each arm's difference to the
+    first. What recipes claim is checked by `ratchet claims`.
     """
     from ratchet.flows.post_training import post_training
 
-    loaded = {name: load(name, overrides=overrides, profile=profile)[0] for name in recipes}
-    metric = metric_of(loaded, metric)
+    metric = metric_of(
+        {name: load(name, overrides=overrides, profile=profile)[0] for name in recipes}, metric
+    )
     values: dict[str, np.ndarray] = {}
     for recipe in recipes:
         rows = []
@@ -64,16 +62,11 @@ def compare(
             rows.append(results["per_prompt"][metric])
         values[recipe] = np.asarray(rows, dtype=float)  # (seeds, prompts)
     first = recipes[0]
-    table = {"metric": metric, "seeds": list(seeds), "arms": {}, "differences": {}, "claims": {}}
+    table = {"metric": metric, "seeds": list(seeds), "arms": {}, "differences": {}}
     for recipe, matrix in values.items():
         table["arms"][recipe] = {"by_seed": [float(v) for v in matrix.mean(1)], **interval(matrix)}
         if recipe != first:
             table["differences"][f"{first} - {recipe}"] = interval(values[first] - matrix)
-        claim = loaded[recipe].claim
-        for baseline in claim.baselines if claim and claim.per == "prompt" and claim.metric == metric else ():
-            if claim and baseline in values:
-                one = dataclasses.replace(claim, against=baseline)
-                table["claims"].setdefault(recipe, []).append(verdict(one, matrix - values[baseline]))
     write_atomic(home / "comparisons" / f"{'-vs-'.join(recipes)}.json", json.dumps(table, indent=1))
     return table
 
@@ -117,14 +110,6 @@ def per_prompt_metrics(recipe: Recipe) -> list[str]:
         elif stem.endswith("_gain") or (stem.startswith("win_rate") and not stem.endswith("_lc")):
             names.append(stem if against == "sft" else f"{stem}_{against}")
     return sorted(names, key=lambda name: name != "win_rate")
-
-
-def verdict(claim: Claim, differences: np.ndarray) -> str:
-    """What differences (seeds, prompts), own minus baseline, say of the claim."""
-    seeds = len(differences)
-    if seeds < claim.seeds:
-        return f"{sentence(claim)}: undecided, the claim asks for {claim.seeds} seeds, these are {seeds}"
-    return f"{sentence(claim)}: {decide(crossed(differences), claim.direction, claim.at_least)}"
 
 
 def interval(matrix: np.ndarray) -> dict[str, float]:

@@ -22,12 +22,6 @@ def claims(
     home: Home = OUT,
     workers: Annotated[int, typer.Option(min=1, help="Processes that run stages of the tiny model.")] = 2,
     profile: ProfileOption = None,
-    max_seeds: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Largest number of seeds while undecided (default: the claim's `max_seeds`)."
-        ),
-    ] = None,
     record: Annotated[
         bool,
         typer.Option(
@@ -71,7 +65,6 @@ def claims(
         home=home,
         workers=workers,
         profile=profile,
-        max_seeds=max_seeds,
         on_verdict=on_verdict,
         progress=lambda line: console.print(line, style="dim"),
     )

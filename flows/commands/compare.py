@@ -151,9 +151,6 @@ def _recipes(
             ],
         )
     )
-    for name, verdicts in comparison["claims"].items():
-        for verdict in verdicts:
-            console.print(f"{name} claims {verdict}", markup=False, soft_wrap=True)
 
 
 def _table(columns: list[str], rows: Any) -> Any:

@@ -365,7 +365,7 @@ def test_a_killed_check_continues_and_shared_stages_are_made_once(
 
     claim = Claim(against="dpo", metric="final.reward.x", max_seeds=3)
     monkeypatch.setattr(claims, "Pipeline", SimpleNamespace(open=opened))
-    monkeypatch.setattr(claims, "_check", lambda name, most: claims.Check(name, claim, [3]))
+    monkeypatch.setattr(claims, "_check", lambda name: claims.Check(name, claim, [3]))
     monkeypatch.setattr(claims, "key_of", lambda name: "key")
     killed, resumed, again = Pool(most=5), Pool(), Pool()
     monkeypatch.setattr(claims, "Workers", killed)
@@ -383,7 +383,7 @@ def test_a_killed_check_continues_and_shared_stages_are_made_once(
 
 
 def test_a_second_check_uses_other_seeds_and_looks_once() -> None:
-    check = claims._check("rloo", None)
+    check = claims._check("rloo")
     assert check.claim.first_seed == 8 and check.counts == [16]
     assert list(check.seeds) == list(range(8, 24))
 
