@@ -6,6 +6,7 @@ Every error is a `RatchetError` with the message that the command line prints.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,16 +91,10 @@ def load_recipe(
     return Recipe(resolved, hardware, recipe, overrides, profile, limit)
 
 
-def _text(value: object) -> str:
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError
-
-
 def _in_json(key: str, value: object) -> str:
     """A value of `set` as JSON, which is YAML; a `Path` is its text."""
     try:
-        return json.dumps(value, default=_text)
+        return json.dumps(value, default=os.fspath)
     except (TypeError, ValueError, RecursionError):
         raise RecipeError(
             f"set[{key!r}]: expected numbers, texts, lists and mappings, got {type(value).__name__}"

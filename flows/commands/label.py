@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -105,22 +105,30 @@ def label(
         return _export(folder, export) if layout == "pairs" else write_labels(folder, export, layout)
     if forget is not None:
         return _forget(folder, forget, home)
+    from ratchet.components.labels.settings import Settings
+    from ratchet.tasks.labels.fill import fill
     from ratchet.tasks.labels.server import is_loopback
     from ratchet.tasks.labels.tokens import digests, issue
+    from ratchet.tasks.tracking.outcome import find_run
 
-    names = [name.strip() for name in annotators.split(",") if name.strip()]
+    names = _names(annotators)
     if not is_loopback(host) and not names and not digests(folder):
         raise RecipeError(
             f"--host {host} is reached from other machines: name the annotators who get a personal link, "
             "such as --annotators ann,ben"
         )
     if not (folder / "items.jsonl").exists():
-        options = {
-            "labels": labels, "overlap": overlap, "common": common, "select": select, "repeats": repeats,
-            "planted": planted, "aspects": aspects, "guidelines": guidelines, "seed": seed,
-        }  # fmt: skip
-        typer.echo(_fill(folder, source, home, stage, options))
+        text = guidelines.read_text().strip() if guidelines else ""
+        settings = Settings(overlap=overlap, aspects=_names(aspects), seed=seed, guidelines=text)
+        run = find_run(source, home)
+        pairs = {"labels": labels, "common": common, "select": select, "repeats": repeats, "planted": planted}
+        typer.echo(fill(folder, run, settings, stage=stage, seed=seed, **pairs))
     _serve(folder, host, port, issue(folder, names))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Names separated by commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _queue_folder(source: str, home: Path, stage: str | None) -> Path:
@@ -150,22 +158,6 @@ def _waiting(run: Path) -> Path | None:
     open_stages = [one for one in outcome(run)["stages"] if not one["made"]]
     folders = (queue_of(run.resolve().parent.parent, one["name"], one["key"]) for one in open_stages)
     return next((folder for folder in folders if (folder / "items.jsonl").exists()), None)
-
-
-def _fill(folder: Path, source: str, home: Path, stage: str | None, options: dict[str, Any]) -> str:
-    """Make the queue from a run's answers; returns a line on what is in it."""
-    from ratchet.components.labels.settings import Settings
-    from ratchet.tasks.labels.fill import fill
-    from ratchet.tasks.tracking.outcome import find_run
-
-    guidelines = options.pop("guidelines")
-    settings = Settings(
-        overlap=options.pop("overlap"),
-        aspects=tuple(name.strip() for name in options.pop("aspects").split(",") if name.strip()),
-        seed=options["seed"],
-        guidelines=guidelines.read_text().strip() if guidelines else "",
-    )
-    return fill(folder, find_run(source, home), settings, stage=stage, **options)
 
 
 def _serve(folder: Path, host: str, port: int, tokens: dict[str, str]) -> None:
