@@ -10,7 +10,7 @@ one key, `text`, as Slack, Mattermost and Teams workflows expect.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -88,19 +88,13 @@ def alert_change(name: str, alert: Alert, client: Any, change: Callable[..., Any
             "address yet"
         )
     known = next(iter(client.read_automations_by_name(slug)), None)
-    spoken = {
-        "on": sorted(e for when in alert.on for e in EVENTS[when]),
-        "text": TEXT,
-        "address": _seen(address) if address else "as it is",
-    }
+
+    def described(events: Iterable[str], text: str, url: str) -> dict[str, Any]:
+        return {"on": sorted(events), "text": text, "address": _seen(url) if address else "as it is"}
+
     before = None
     if known is not None and block is not None:
-        stored = block.data.get("url", "")
-        before = {
-            "on": sorted(known.trigger.expect),
-            "text": known.actions[0].payload,
-            "address": _seen(stored) if address else "as it is",
-        }
+        before = described(known.trigger.expect, known.actions[0].payload, block.data.get("url", ""))
 
     def carry_out() -> None:
         from prefect.blocks.webhook import Webhook
@@ -111,7 +105,8 @@ def alert_change(name: str, alert: Alert, client: Any, change: Callable[..., Any
         made = wanted(name, alert, _block(client, slug).id)
         client.update_automation(known.id, made) if known is not None else client.create_automation(made)
 
-    return change("alert", name, before, spoken, carry_out)
+    after = described((event for when in alert.on for event in EVENTS[when]), TEXT, address)
+    return change("alert", name, before, after, carry_out)
 
 
 def _block(client: Any, slug: str) -> Any:

@@ -137,7 +137,10 @@ def read(path: Path) -> tuple[Plan, dict[str, Any]]:
             raise RecipeError(f"deployments: the name {min(repeated)!r} occurs twice")
         templates = {name: _template(path.parent, name, pool) for name, pool in plan.work_pools.items()}
         for deployment in plan.deployments:
-            _check(deployment, plan, templates)
+            try:
+                _check(deployment, plan, templates)
+            except RecipeError as error:
+                raise RecipeError(f"deployment {deployment.name!r}: {error}") from error
         for name, alert in plan.alerts.items():
             check_alert(name, alert)
     except RecipeError as error:
@@ -146,28 +149,19 @@ def read(path: Path) -> tuple[Plan, dict[str, Any]]:
 
 
 def _check(deployment: Deployment, plan: Plan, templates: Mapping[str, Any]) -> None:
-    where = f"deployment {deployment.name!r}"
+    """`RecipeError` for a deployment that no worker could run."""
     if "/" in deployment.name:
-        raise RecipeError(f"{where}: a name has no '/'")
-    _check_place(deployment.work_pool, deployment.gpus, f"{where}: work_pool", plan, templates)
-    _check_home(deployment.home, plan.work_pools[deployment.work_pool.name], where)
+        raise RecipeError("a name has no '/'")
+    _check_place(deployment.work_pool, deployment.gpus, deployment.home, "work_pool", plan, templates)
     for index, schedule in enumerate(deployment.schedules):
-        _check_schedule(schedule, f"{where}: schedules[{index}]")
-    try:
-        does = {
-            stage.does
-            for stage in stages_of(
-                *load(deployment.recipe, overrides=deployment.overrides, profile=deployment.profile)
-            ).values()
-        }
-    except RecipeError as error:
-        raise RecipeError(f"{where}: {error}") from error
+        _check_schedule(schedule, f"schedules[{index}]")
+    recipe = load(deployment.recipe, overrides=deployment.overrides, profile=deployment.profile)
+    does = {stage.does for stage in stages_of(*recipe).values()}
     for name, place in deployment.stages.items():
-        at = f"{where}: stages.{name}"
+        at = f"stages.{name}"
         if name not in does:
             raise RecipeError(f"{at}: no stage of {deployment.recipe} does {name!r}{nearest(name, does)}")
-        _check_place(place, place.gpus, at, plan, templates)
-        _check_home(place.home, plan.work_pools[place.name], at)
+        _check_place(place, place.gpus, place.home, at, plan, templates)
         if place.name == deployment.work_pool.name:
             raise RecipeError(
                 f"{at}: {place.name!r} is also the flow's pool, and the stage would wait forever for a "
@@ -176,31 +170,28 @@ def _check(deployment: Deployment, plan: Plan, templates: Mapping[str, Any]) -> 
     if deployment.stages:
         if deployment.artifacts is None:
             raise RecipeError(
-                f"{where}: stages in other pools need `artifacts`, a directory or object store reachable "
-                "by all workers"
+                "stages in other pools need `artifacts`, a directory or object store reachable by all workers"
             )
-        try:
-            check_address(deployment.artifacts)
-        except RecipeError as error:
-            raise RecipeError(f"{where}: {error}") from error
+        check_address(deployment.artifacts)
 
 
-def _check_place(place: Place, gpus: int, where: str, plan: Plan, templates: Mapping[str, Any]) -> None:
+def _check_place(
+    place: Place, gpus: int, home: str, at: str, plan: Plan, templates: Mapping[str, Any]
+) -> None:
+    """`RecipeError` for an unknown pool or job variable, too few GPUs, or a home within a container, in which
+    checkpoints and outputs would be lost.
+    """
     if place.name not in plan.work_pools:
-        raise RecipeError(f"{where}: no work pool named {place.name!r}{nearest(place.name, plan.work_pools)}")
+        raise RecipeError(f"{at}: no work pool named {place.name!r}{nearest(place.name, plan.work_pools)}")
     variables = templates[place.name]["variables"]["properties"]
     for key in place.job_variables:
         if key.split(".")[0] not in variables:
-            raise RecipeError(f"{where}.job_variables: unknown key {key!r}{nearest(key, variables)}")
+            raise RecipeError(f"{at}.job_variables: unknown key {key!r}{nearest(key, variables)}")
     if gpus > plan.slots.get("gpu", 0):
-        raise RecipeError(f"{where}: needs {gpus} GPUs, but slots.gpu is {plan.slots.get('gpu', 0)}")
-
-
-def _check_home(home: str, pool: WorkPool, where: str) -> None:
-    """`RecipeError` if checkpoints and outputs would be written inside the container and lost with it."""
-    if pool.type != "process" and not Path(home).is_absolute():
+        raise RecipeError(f"{at}: needs {gpus} GPUs, but slots.gpu is {plan.slots.get('gpu', 0)}")
+    if plan.work_pools[place.name].type != "process" and not Path(home).is_absolute():
         raise RecipeError(
-            f"{where}: home {home!r} would be lost with its container; use a mounted directory, such as /data"
+            f"{at}: home {home!r} would be lost with its container; use a mounted directory, such as /data"
         )
 
 
@@ -216,9 +207,7 @@ def _check_schedule(schedule: Schedule, where: str) -> None:
         if error.errors()[0]["loc"] == ("timezone",):
             from zoneinfo import available_timezones
 
-            hint = nearest(schedule.timezone, available_timezones()).partition("; known")[
-                0
-            ]  # without the list of all time zones
+            hint = nearest(schedule.timezone, available_timezones()).partition("; known")[0]  # of hundreds
             raise RecipeError(f"{where}: timezone {schedule.timezone!r} is not valid{hint}") from None
         raise RecipeError(
             f"{where}: cron {schedule.cron!r} is not valid; expected five fields, such as 0 2 * * *"
