@@ -51,10 +51,8 @@ def gc(
                 },
             }
         )
-    console, table = (
-        open_console(),
-        table_of("removed" if yes else "would go", "what", "made", "frees", right=["frees"], no_wrap=True),
-    )
+    console, title = open_console(), "removed" if yes else "would go"
+    table = table_of(title, "what", "made", "frees", right=["frees"], no_wrap=True)
     for entry in sorted(collected.go, key=lambda e: -e.size):
         table.add_row(
             str(entry.path.relative_to(home.resolve())),

@@ -28,14 +28,15 @@ def plan(
     from ratchet.flows.display import open_console
     from ratchet.tasks.pipeline import Pipeline
 
-    console, pipeline = (
-        open_console(),
-        Pipeline.open(recipe, home=home, overrides=set, profile=profile, limit=limit),
-    )
+    pipeline = Pipeline.open(recipe, home=home, overrides=set, profile=profile, limit=limit)
     if as_json:
         return print_json(_as_json(pipeline, estimate))
+    console = open_console()
     print_plan(console, pipeline, full=not estimate)
-    (print_estimate(console, pipeline) if estimate else check_fits(pipeline))
+    if estimate:
+        print_estimate(console, pipeline)
+    else:
+        check_fits(pipeline)
 
 
 def _as_json(pipeline: Any, estimate: bool) -> dict[str, Any]:
@@ -103,28 +104,19 @@ def sizes(recipe: Any, profile: Any) -> Any:
 
 def quantities(recipe: Any, profile: Any) -> dict[str, Any]:
     """Batch sizes, counts and token limits by unit, derived from the recipe and its profile."""
-    from ratchet.components.piece import describe
+    from ratchet.components.estimates.sizes import units
     from ratchet.components.recipes.phases import sections
     from ratchet.components.recipes.schema import Learn, Online, Reward
 
     rows: dict[str, Any] = {}
 
-    def row(name: str, value: Any) -> None:
-        if value is not None:
-            rows[name] = value
-
     def fit(section: Any, what: str, rest: str, epochs: str) -> str:
         """The rows of a fit; what its batch counts: pairs where an objective reads them, `rest` otherwise."""
-        units = {
-            describe("objective", spec["name"]).unit
-            for specs in section.fit.updates.values()
-            for spec in specs
-        }
-        counted = "pairs" if "pair" in units else rest
-        row(f"{what} {counted} per step", section.fit.batch)
-        row(f"max {what} {counted}", getattr(section, "limit", None))
-        row(f"max {what} steps", section.fit.max_steps)
-        row(epochs, section.fit.epochs)
+        counted = "pairs" if "pair" in units(section.fit.updates) else rest
+        rows[f"{what} {counted} per step"] = section.fit.batch
+        rows[f"max {what} {counted}"] = getattr(section, "limit", None)
+        rows[f"max {what} steps"] = section.fit.max_steps
+        rows[epochs] = section.fit.epochs
         return counted
 
     titles = {"sft": "SFT"}
@@ -133,30 +125,29 @@ def quantities(recipe: Any, profile: Any) -> dict[str, Any]:
         section, name = phase.section, titles.get(phase.name, phase.name)
         prefix = "" if phase.short else f"{name} "
         if isinstance(section, Reward):
-            row(f"{prefix}reward models", section.members)
+            rows[f"{prefix}reward models"] = section.members
             if not section.fit.epochs:
-                row(f"max {name} pairs", section.limit)
-                row(f"{name} epochs", "0 (linear probe only)")
+                rows[f"max {name} pairs"] = section.limit
+                rows[f"{name} epochs"] = "0 (linear probe only)"
                 continue
         if isinstance(section, Learn | Reward):
             counted = "pairs" if isinstance(section, Reward) else counts.get(phase.name, "groups")
             fit(section, name, counted, f"{name} epochs")
         elif isinstance(section, Online):
             count = section.rollout.get("responses_per_prompt")
-            row(f"{prefix}rounds", section.rounds)
-            row(f"{prefix}prompts per round", section.prompts_per_round)
-            row(f"{prefix}responses per prompt", count)
-            if count:
-                row(f"{prefix}responses per round", section.prompts_per_round * count)
-            row(f"{prefix}max tokens per response", section.rollout.get("max_tokens"))
+            rows[f"{prefix}rounds"] = section.rounds
+            rows[f"{prefix}prompts per round"] = section.prompts_per_round
+            rows[f"{prefix}responses per prompt"] = count
+            rows[f"{prefix}responses per round"] = section.prompts_per_round * count if count else None
+            rows[f"{prefix}max tokens per response"] = section.rollout.get("max_tokens")
             counted = fit(section, name, "prompts", f"{prefix}epochs per round")
             if counted == "prompts" and count:
-                row(f"max {name} responses per step", section.fit.batch * count)
-    row("cycles", recipe.cycles if recipe.cycle else None)
+                rows[f"max {name} responses per step"] = section.fit.batch * count
+    rows["cycles"] = recipe.cycles if recipe.cycle else None
     if recipe.evaluate:
-        row("held-out prompts", recipe.evaluate.prompts)
-        row("responses per held-out prompt", recipe.evaluate.responses_per_prompt)
-        row("max tokens per held-out response", recipe.evaluate.max_tokens)
-    row("training ranks", profile.ranks)
-    row("tokens per forward pass and rank", profile.tokens_per_microbatch)
-    return rows
+        rows["held-out prompts"] = recipe.evaluate.prompts
+        rows["responses per held-out prompt"] = recipe.evaluate.responses_per_prompt
+        rows["max tokens per held-out response"] = recipe.evaluate.max_tokens
+    rows["training ranks"] = profile.ranks
+    rows["tokens per forward pass and rank"] = profile.tokens_per_microbatch
+    return {name: value for name, value in rows.items() if value is not None}

@@ -10,6 +10,9 @@ import typer
 
 from ratchet.flows.commands.options import OUT, Home, Json, print_json
 
+LISTED = ("run", "recipe", "state", "started", "ended", "registered", "champion", "path")
+"""Keys of a run in `ratchet runs --json`."""
+
 
 def show(
     run: Annotated[str | None, typer.Argument(help="Name of a run. Default: the newest.")] = None,
@@ -54,25 +57,7 @@ def runs(home: Home = OUT, as_json: Json = False) -> None:
     summaries = [outcome(file.parent) for file in reversed(run_files(home))]
     if as_json:
         return print_json(
-            [
-                {
-                    **{
-                        key: summary[key]
-                        for key in (
-                            "run",
-                            "recipe",
-                            "state",
-                            "started",
-                            "ended",
-                            "registered",
-                            "champion",
-                            "path",
-                        )
-                    },
-                    "verdict": short_result(summary),
-                }
-                for summary in summaries
-            ]
+            [{key: one[key] for key in LISTED} | {"verdict": short_result(one)} for one in summaries]
         )
     if not summaries:
         return typer.echo(f"there is no run under {home / 'runs'} yet; `ratchet run instruct` makes one")
