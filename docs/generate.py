@@ -35,9 +35,8 @@ from ratchet.components.recipes.schema import Recipe
 from ratchet.components.recipes.sections import Parser, Spec
 from ratchet.components.recipes.splits import Split
 from ratchet.components.recipes.yaml_files import shipped
-from ratchet.flows.catalogue import arxiv_link as paper
-from ratchet.flows.catalogue import claims_svg, families, page, slug
-from ratchet.flows.claim_records import claiming, read, sentence, states
+from ratchet.flows.catalogue import Row, equations, families, own_keys, pieces, rows_of, yaml_line
+from ratchet.flows.claim_records import Verdict, claiming, effect, read, sentence, states
 from ratchet.flows.claim_records import filled as filled_claims
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,6 +45,9 @@ SITE_PAGES = {  # a link in the repository -> the page of the site that is made 
     "../components/recipes/profile.py": "reference/recipe.md#profile",
     "../components/pieces": "reference/pieces.md",
 }
+ROW, LEFT, PLOT, RIGHT = 26, 330, 360, 190
+"""Pixels of an SVG plot: height of a row, and widths of the names, the plot and the verdicts."""
+COLOURS = {"holds": "#2e7d32", "does not hold": "#c62828", "undecided": "#757575"}
 SYMBOLS = {"gt": "> ", "ge": "≥ ", "lt": "< ", "le": "≤ "}
 
 # --- recipes
@@ -94,11 +96,106 @@ def recipe_table() -> str:
     return "\n\n".join(parts)
 
 
+def slug(name: str) -> str:
+    """File name of a family's page: `Online learning, in on-policy steps` ->
+    `online-learning-in-on-policy-steps`.
+    """
+    return "-".join(re.findall(r"[a-z0-9]+", name.lower()))
+
+
+def family_page(title: str, recipes: Mapping[str, Recipe], stored: Mapping[str, Verdict]) -> str:
+    """The page of a family, in Markdown: each recipe with its paper, difference from its base, equation,
+    pieces and measured claim.
+    """
+    parts = [
+        f"# {title}",
+        "`ratchet recipes explain NAME` prints more. [All methods](../methods.md) · [Claims](../claims.md)",
+    ]
+    if claims_svg(recipes, stored):
+        parts += [
+            f"![Measured claims of this family]({slug(title)}.svg)",
+            "Differences with intervals, each row at its own scale; dashed: the smallest effect of interest.",
+        ]
+    for name, recipe in recipes.items():
+        changed_keys = "; ".join(f"`{key}: {yaml_line(value)}`" for key, value in own_keys(name).items())
+        parts += [
+            f"## {name}",
+            recipe.about,
+            "\n".join(
+                [
+                    f"* Paper: {paper(recipe.paper)}",
+                    f"* Base: `{recipe.base}`" + (f"; its own keys: {changed_keys}" if changed_keys else ""),
+                    f"* Pieces: {', '.join(pieces(recipe))}",
+                    *(f"* `{piece}`: {text}" for piece, text in equations(recipe).items()),
+                    f"* Claim: {claim_markdown(recipe, stored)}",
+                ]
+            ),
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def claim_markdown(recipe: Recipe, stored: Mapping[str, Verdict]) -> str:
+    """The claim in words with its stored verdict, whether or not the verdict is stale."""
+    if recipe.claim is None:
+        return "none; it is a control or an example"
+    verdict = stored.get(recipe.name)
+    if verdict is None:
+        return f"{sentence(recipe.claim)}: not measured"
+    effects = "; ".join(effect(row) for row in verdict.comparisons.values())
+    return f"{sentence(recipe.claim)}: **{verdict.verdict}**, {effects}, {verdict.seeds} seeds"
+
+
+def claims_svg(recipes: Mapping[str, Recipe], stored: Mapping[str, Verdict]) -> str:
+    """SVG of the measured claims of a family; empty if there are none."""
+    rows = [
+        row
+        for name, recipe in recipes.items()
+        if recipe.claim and name in stored
+        for row in rows_of(name, recipe.claim, stored[name])
+    ]
+    return svg(rows) if rows else ""
+
+
+def svg(rows: Sequence[Row]) -> str:
+    """The intervals of several claims, one a row, each divided by its largest absolute end or bound, so that
+    rows with other units share the axis -1 to 1. The tick is the claim's bound.
+    """
+    height = ROW * (len(rows) + 1)
+    middle = LEFT + PLOT / 2
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + PLOT + RIGHT}" height="{height}" '
+        'font-family="sans-serif" font-size="13">',
+        f'<rect width="100%" height="{height}" fill="white"/>',
+        f'<line x1="{middle}" x2="{middle}" y1="4" y2="{height - ROW}" stroke="#bbb"/>',
+        f'<text x="{middle}" y="{height - 8}" text-anchor="middle" fill="#555">no difference</text>',
+    ]
+    for i, row in enumerate(rows):
+        y, colour = ROW * i + ROW / 2, COLOURS[row.decision]
+        scale = max(abs(row.low), abs(row.high), abs(row.bound)) or 1.0
+        low, mean, high, bound = (
+            round(middle + PLOT / 2 * value / scale, 1) for value in (row.low, row.mean, row.high, row.bound)
+        )
+        parts += [
+            f'<text x="8" y="{y + 4}">{html.escape(row.name)}</text>',
+            f'<line x1="{low}" x2="{high}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="2"/>',
+            f'<circle cx="{mean}" cy="{y}" r="4" fill="{colour}"/>',
+            f'<line x1="{bound}" x2="{bound}" y1="{y - 7}" y2="{y + 7}" stroke="#333" stroke-dasharray="2"/>',
+            f'<text x="{LEFT + PLOT + 12}" y="{y + 4}" fill="{colour}">{row.mean:+.3g} {row.decision}</text>',
+        ]
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def paper(identifier: str) -> str:
+    """An arXiv identifier as a Markdown link."""
+    arxiv_id = identifier.removeprefix("arXiv:")
+    return f"[{arxiv_id}](https://arxiv.org/abs/{arxiv_id})" if arxiv_id != identifier else identifier
+
+
 def family_pages() -> dict[str, str]:
     """Files of docs/methods: a page for each family of recipes, and a plot of its measured claims."""
     stored, found = read(), {}
     for one, recipes in by_family().items():
-        found[f"{slug(one)}.md"] = page(one, recipes, stored)
+        found[f"{slug(one)}.md"] = family_page(one, recipes, stored)
         if plot := claims_svg(recipes, stored):
             found[f"{slug(one)}.svg"] = plot
     return found

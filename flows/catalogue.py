@@ -5,8 +5,8 @@ measured claim with a plot).
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -15,10 +15,12 @@ from ratchet.components.piece import SLOTS, Description, catalogue, describe, mo
 from ratchet.components.recipes.phases import Phase, sections
 from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.schema import Learn, Online, Recipe, Reward
+from ratchet.components.recipes.schema_claim import Claim
 from ratchet.components.recipes.yaml_files import read_yaml, shipped
 from ratchet.flows.claim_records import Verdict, effect, key_of, sentence
-from ratchet.flows.interval_plot import rows_of, svg, text_bar
 
+WIDTH = 41
+"""Characters of the plot of an interval."""
 FAMILIES = (
     "Supervised fine-tuning",
     "Reward modelling",
@@ -75,13 +77,6 @@ def families(recipes: Mapping[str, Recipe]) -> dict[str, list[str]]:
         title: [name for name, recipe in recipes.items() if family(recipe) == title] for title in FAMILIES
     }
     return {title: names for title, names in members.items() if names}
-
-
-def slug(name: str) -> str:
-    """File name of a family's page: `Online learning, in on-policy steps` ->
-    `online-learning-in-on-policy-steps`.
-    """
-    return "-".join(re.findall(r"[a-z0-9]+", name.lower()))
 
 
 def summary(recipe: Recipe, stored: Mapping[str, Verdict]) -> list[str]:
@@ -192,65 +187,6 @@ def _specs(value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield value.removeprefix("generate:").partition("?")[0], {}
 
 
-def page(title: str, recipes: Mapping[str, Recipe], stored: Mapping[str, Verdict]) -> str:
-    """The page of a family, in Markdown: each recipe with its paper, difference from its base, equation,
-    pieces and measured claim.
-    """
-    parts = [
-        f"# {title}",
-        "`ratchet recipes explain NAME` prints more. [All methods](../methods.md) · [Claims](../claims.md)",
-    ]
-    if claims_svg(recipes, stored):
-        parts += [
-            f"![Measured claims of this family]({slug(title)}.svg)",
-            "Differences with intervals, each row at its own scale; dashed: the smallest effect of interest.",
-        ]
-    for name, recipe in recipes.items():
-        changed_keys = "; ".join(f"`{key}: {yaml_line(value)}`" for key, value in own_keys(name).items())
-        parts += [
-            f"## {name}",
-            recipe.about,
-            "\n".join(
-                [
-                    f"* Paper: {arxiv_link(recipe.paper)}",
-                    f"* Base: `{recipe.base}`" + (f"; its own keys: {changed_keys}" if changed_keys else ""),
-                    f"* Pieces: {', '.join(pieces(recipe))}",
-                    *(f"* `{piece}`: {text}" for piece, text in equations(recipe).items()),
-                    f"* Claim: {claim_markdown(recipe, stored)}",
-                ]
-            ),
-        ]
-    return "\n\n".join(parts) + "\n"
-
-
-def claim_markdown(recipe: Recipe, stored: Mapping[str, Verdict]) -> str:
-    """The claim in words with its stored verdict, whether or not the verdict is stale."""
-    if recipe.claim is None:
-        return "none; it is a control or an example"
-    verdict = stored.get(recipe.name)
-    if verdict is None:
-        return f"{sentence(recipe.claim)}: not measured"
-    effects = "; ".join(effect(row) for row in verdict.comparisons.values())
-    return f"{sentence(recipe.claim)}: **{verdict.verdict}**, {effects}, {verdict.seeds} seeds"
-
-
-def claims_svg(recipes: Mapping[str, Recipe], stored: Mapping[str, Verdict]) -> str:
-    """SVG of the measured claims of a family; empty if there are none."""
-    rows = [
-        row
-        for name, recipe in recipes.items()
-        if recipe.claim and name in stored
-        for row in rows_of(name, recipe.claim, stored[name])
-    ]
-    return svg(rows) if rows else ""
-
-
-def arxiv_link(identifier: str) -> str:
-    """An arXiv identifier as a Markdown link."""
-    arxiv_id = identifier.removeprefix("arXiv:")
-    return f"[{arxiv_id}](https://arxiv.org/abs/{arxiv_id})" if arxiv_id != identifier else identifier
-
-
 def own_keys(name: str) -> dict[str, Any]:
     """What a shipped recipe changes against its base, as dotted keys; empty for a user's recipe."""
     path = shipped().get(name)
@@ -274,3 +210,48 @@ def pieces(recipe: Recipe) -> list[str]:
     known = _known()
     used = dict.fromkeys(name for name, _ in _specs(plain(recipe)) if name in known)
     return [f"{name} ({paper})" if (paper := known[name].paper) else name for name in used]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A measured difference with its interval, and the bound that the claim says it lies beyond."""
+
+    name: str
+    low: float
+    mean: float
+    high: float
+    bound: float
+    decision: str
+
+
+def rows_of(name: str, claim: Claim, verdict: Verdict) -> list[Row]:
+    """One row for each baseline that was measured."""
+    bound = claim.at_least if claim.direction == "higher" else -claim.at_least
+    return [
+        Row(f"{name} − {against}", one.low, one.mean, one.high, bound, one.decision)
+        for against, one in verdict.comparisons.items()
+        if one.low is not None and one.mean is not None and one.high is not None
+    ]
+
+
+def text_bar(row: Row) -> str:
+    """The interval `├──●──┤` on a line with 0 (`0`) and the claim's bound (`¦`), and the ends of the axis.
+
+    >>> text_bar(Row("a", 0.1, 0.2, 0.3, 0.0, "holds"))
+    '+0 0············├────────────●────────────┤ +0.3'
+    """
+    first, last = min(row.low, row.bound, 0.0), max(row.high, row.bound, 0.0)
+    span = (last - first) or 1.0
+
+    def at(value: float) -> int:
+        return round((WIDTH - 1) * (value - first) / span)
+
+    line = ["·"] * WIDTH
+    line[at(0.0)] = "0"
+    if row.bound:
+        line[at(row.bound)] = "¦"
+    low, high = at(row.low), at(row.high)
+    line[low : high + 1] = [mark if mark in "0¦" else "─" for mark in line[low : high + 1]]
+    line[low], line[high] = "├", "┤"
+    line[at(row.mean)] = "●"
+    return f"{first:+.3g} {''.join(line)} {last:+.3g}"
