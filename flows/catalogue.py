@@ -238,7 +238,7 @@ def text_bar(row: Row) -> str:
     """The interval `├──●──┤` on a line with 0 (`0`) and the claim's bound (`¦`), and the ends of the axis.
 
     >>> text_bar(Row("a", 0.1, 0.2, 0.3, 0.0, "holds"))
-    '+0 0············├────────────●────────────┤ +0.3'
+    '+0 0············├─────────────●────────────┤ +0.3'
     """
     first, last = min(row.low, row.bound, 0.0), max(row.high, row.bound, 0.0)
     span = (last - first) or 1.0
