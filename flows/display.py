@@ -94,19 +94,14 @@ class Display:
             self.console.print(f"{stage.title}: continues at step {max(steps)}")
 
     def progressed(self, stage: Stage, line: Mapping[str, Any]) -> None:
-        unit, of, pace, note = (
-            line.get("unit", "steps"),
-            line.get("of"),
-            self._pace(line),
-            _note(line["metrics"]),
-        )
+        step, of, pace, note = line["step"], line.get("of"), self._pace(line), _note(line["metrics"])
         if self.live and self.task is not None:
-            count = " ".join(filter(None, [f"{line['step']}/{of}" if of else f"{line['step']}", unit, *pace]))
-            self.live.update(self.task, completed=line["step"], total=of, count=count, note=note)
+            count = " ".join([f"{step}/{of}" if of else f"{step}", line.get("unit", "steps"), *pace])
+            self.live.update(self.task, completed=step, total=of, count=count, note=note)
         elif not self.live and time.monotonic() - self.last_print > 15:
             self.last_print = time.monotonic()
-            step = f"{line['step']}{f' of {of}' if of else ''}"
-            count = f"{step} {unit}" if "unit" in line else f"step {step}"
+            count = f"{step} of {of}" if of else f"{step}"
+            count = f"{count} {line['unit']}" if "unit" in line else f"step {count}"
             self.console.print(f"{stage.title}: {'  '.join(filter(None, [count, ', '.join(pace), note]))}")
 
     def _pace(self, line: Mapping[str, Any]) -> list[str]:
