@@ -59,6 +59,8 @@ def publish(artifact: Path, target: Path) -> bool:
             target.rename(old)
         new.replace(target)
     except OSError as error:
+        if old.exists() and not target.exists():
+            old.rename(target)
         raise StoreError(
             f"cannot publish {artifact} to {target}: {error}; free space or fix permissions, then run again"
         ) from error

@@ -103,8 +103,8 @@ def start(folder: Path) -> PrefectServer:
 
 
 def _begin() -> tuple[str, subprocess.Popen[bytes]]:
-    """Address and process of a starting server. It is passed the open socket: nobody can take the port, and
-    early callers wait.
+    """Address and process of a starting server. It is passed the open socket: no other process can take the
+    port, and early callers wait.
     """
     with socket.create_server(("127.0.0.1", 0)) as listening:
         command = ["uvicorn", "--factory", "prefect.server.api.server:create_app"]

@@ -190,7 +190,7 @@ def test_demonstrations_are_sampled_on_both_splits() -> None:
     assert (
         costs["demonstrated"].sample == (240 + 40) * 6 * 48 and costs["demonstrated"].score == (240 + 40) * 40
     ), "a verifier asks no model"
-    assert math.isnan(costs["compared"].sample), "nobody knows yet how many prompts there are"
+    assert math.isnan(costs["compared"].sample), "the number of prompts is unknown before curation"
 
 
 def test_every_member_of_an_ensemble_reads_every_answer() -> None:

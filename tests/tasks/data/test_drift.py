@@ -56,6 +56,14 @@ def test_stability_index_by_hand() -> None:
     )
 
 
+def test_a_value_between_two_bin_edges_counts_with_the_lower_edge() -> None:
+    """Edges 1 and 2: bins below 1, from 1, from 2. Before (0, 3, 7), now (0, 10, 0), half a record added to
+    each, of 11.5: 7/11.5 ln(10.5/3.5) - 7/11.5 ln(0.5/7.5).
+    """
+    size, bins = numeric_psi([1.0] * 3 + [2.0] * 7, [1.5] * 10)
+    assert bins == 3 and size == pytest.approx(7 / 11.5 * (math.log(3) + math.log(15)))
+
+
 def test_drift_index_has_its_nominal_false_positive_rate() -> None:
     """2,000 pairs of samples of one distribution: over the limit for 5 % in about 5 %."""
     draw = random.Random(0)

@@ -96,6 +96,22 @@ def test_publish_replaces_and_never_writes_through_a_link(tmp_path):
         publish(tmp_path / "nothing", target)
 
 
+def test_a_rename_that_fails_leaves_the_data_of_before(tmp_path, monkeypatch):
+    target = tmp_path / "data"
+    publish(folder_with(tmp_path / "v1", "first"), target)
+
+    def refused(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", refused)
+    with pytest.raises(StoreError, match="No space left"):
+        publish(folder_with(tmp_path / "v2", "second"), target)
+    assert (target / "a.txt").read_text() == "first"
+    monkeypatch.undo()
+    assert publish(tmp_path / "v2", target) and (target / "a.txt").read_text() == "second"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["data", "v1", "v2"]
+
+
 def test_version_depends_on_content_only(tmp_path):
     """A product's manifest, metrics and pages tell the time of its making; what a user's own data calls so is
     data.
