@@ -11,15 +11,33 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-STEPS = 3
-"""Steps whose inputs are written: a work uses the first `warm-up + timed` of them."""
+from benchmarks.child import device
+
 RECIPES = {"tiny": ("sft", "test"), "smollm2": ("chat", None)}
-SIZES = {"batch": 8, "prompts_per_step": 4, "completions": 8, "prompts": 64, "max_tokens": 40}
+SIZES = {
+    "cpu": {
+        "steps": 3,
+        "batch": 8,
+        "prompts_per_step": 4,
+        "completions": 8,
+        "prompts": 64,
+        "max_tokens": 40,
+    },
+    "cuda": {
+        "steps": 6,
+        "batch": 32,
+        "prompts_per_step": 16,
+        "completions": 8,
+        "prompts": 256,
+        "max_tokens": 40,
+    },
+}
+"""By device. `steps`: training steps, of which the first is not timed."""
 PROMPT_TOKENS = {"tiny": (4, 160), "smollm2": (48, 96)}
 OPTIMISER = {
     "learning_rate": 1e-5,
@@ -32,12 +50,10 @@ OPTIMISER = {
 
 def make(model: str, home: Path, folder: Path) -> Path:
     """Write the inputs file of a model, unless it exists with these sizes and its models exist."""
-    file = folder / f"{model}.json"
+    file, sizes = folder / f"{model}.json", SIZES[device()]
     if file.exists():
         kept = json.loads(file.read_text())
-        same = len(kept["sft"]) == STEPS and all(
-            kept[name] == value for name, value in {**SIZES, **OPTIMISER}.items()
-        )
+        same = all(kept.get(name) == value for name, value in {**sizes, **OPTIMISER}.items())
         if same and Path(kept["model"]).is_dir() and Path(kept["reward_model"]).is_dir():
             return file
     from ratchet.tasks.pipeline import Pipeline
@@ -53,7 +69,7 @@ def make(model: str, home: Path, folder: Path) -> Path:
     ):
         pipeline.make(stage)
     written = collect(
-        model, pipeline.artifact("model_policy").path, pipeline.artifact("curated").path, folder
+        model, pipeline.artifact("model_policy").path, pipeline.artifact("curated").path, folder, sizes
     )
     folder.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".partial")
@@ -62,7 +78,9 @@ def make(model: str, home: Path, folder: Path) -> Path:
     return file
 
 
-def collect(model: str, policy: Path, curated: Path, folder: Path) -> dict[str, Any]:
+def collect(
+    model: str, policy: Path, curated: Path, folder: Path, sizes: Mapping[str, int]
+) -> dict[str, Any]:
     """Collect everything the tasks read. `DataError` if there is too little data."""
     from ratchet.components.data.groups import read_groups
     from ratchet.components.errors import DataError
@@ -92,17 +110,17 @@ def collect(model: str, policy: Path, curated: Path, folder: Path) -> dict[str, 
             and all(done.trajectories[0].mask[len(prompt) :])
         ):
             asked.append((prompt, tokens[len(prompt) :]))
-    size, count = SIZES["batch"], SIZES["prompts"]
+    steps, size, count = sizes["steps"], sizes["batch"], sizes["prompts"]
     pairs = [
         {"prompt": prompt, "chosen": reply, "rejected": other}
         for (prompt, reply), (_, other) in pairwise(asked)
         if reply != other
-    ][: size * STEPS]
-    if len(talks) < (size + 1) * STEPS or len(asked) < count or len(pairs) < size * STEPS:
+    ][: size * steps]
+    if len(talks) < (size + 1) * steps or len(asked) < count or len(pairs) < size * steps:
         raise DataError(
             f"{curated}: {len(talks)} conversations, {len(asked)} prompts of {shortest} to {longest} "
             f"tokens with a reply, {len(pairs)} pairs "
-            f"of different replies; the benchmarks need {(size + 1) * STEPS}, {count} and {size * STEPS}. "
+            f"of different replies; the benchmarks need {(size + 1) * steps}, {count} and {size * steps}. "
             "Use a recipe with more data"
         )
 
@@ -119,31 +137,33 @@ def collect(model: str, policy: Path, curated: Path, folder: Path) -> dict[str, 
         "name": model,
         "model": str(policy.resolve()),
         "reward_model": str((folder / f"{model}_reward").resolve()),
-        **SIZES,
+        **sizes,
         **OPTIMISER,
         "beta": 0.1,
         "pad": tokenizer.pad_token_id,
         "eos": tokenizer.eos_token_id,
-        "sft": _steps([row(group) for group in talks], size),
-        "pairs": _steps(pairs, size),
+        "sft": _steps([row(group) for group in talks], steps, size),
+        "pairs": _steps(pairs, steps, size),
         "groups": _steps(
-            _sampled(policy, prompts[: SIZES["prompts_per_step"] * STEPS]), SIZES["prompts_per_step"]
+            _sampled(policy, prompts[: sizes["prompts_per_step"] * steps], sizes),
+            steps,
+            sizes["prompts_per_step"],
         ),
         "asked": prompts,
-        "probe": [row(group) for group in talks[size * STEPS : size * STEPS + 4]],
+        "probe": [row(group) for group in talks[size * steps : size * steps + 4]],
     }
 
 
-def _steps(rows: Sequence[Any], size: int) -> list[list[Any]]:
-    return [list(rows[i * size : (i + 1) * size]) for i in range(STEPS)]
+def _steps(rows: Sequence[Any], steps: int, size: int) -> list[list[Any]]:
+    return [list(rows[i * size : (i + 1) * size]) for i in range(steps)]
 
 
-def _sampled(policy: Path, prompts: Sequence[list[int]]) -> list[dict[str, Any]]:
+def _sampled(policy: Path, prompts: Sequence[list[int]], sizes: Mapping[str, int]) -> list[dict[str, Any]]:
     from ratchet.components.inference.torch import TorchEngine
     from ratchet.components.types import Request
 
     asked = [
-        Request(tokens, count=SIZES["completions"], max_tokens=SIZES["max_tokens"], seed=i)
+        Request(tokens, count=sizes["completions"], max_tokens=sizes["max_tokens"], seed=i)
         for i, tokens in enumerate(prompts)
     ]
     dice = random.Random(0)

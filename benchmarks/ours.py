@@ -90,11 +90,11 @@ def train(work: str, inputs: dict[str, Any], setting: str) -> dict[str, Any]:
     kind = "reward" if work == "reward" else "policy"
     path = Path(inputs["reward_model" if kind == "reward" else "model"])
     steps = steps_of(work, inputs)
-    packed = TOKENS if device() == "cpu" else load_profile("gpu").tokens_per_microbatch
+    packed = packed_tokens()
     before, clock = Clock(), Clock()
     with switched_off(setting), products.product_precision(inputs["precision"]):
         if work == "dpo":
-            engine = TorchEngine(path, precision=inputs["precision"])
+            engine = TorchEngine(path, precision=inputs["precision"], tokens=packed)
             for number, groups in enumerate(steps):
                 with before:
                     columns = logprobs(groups, Context(models={"reference": engine}))
@@ -154,6 +154,11 @@ def train(work: str, inputs: dict[str, Any], setting: str) -> dict[str, Any]:
     }
 
 
+def packed_tokens() -> int:
+    """Packed tokens of one forward pass on this device."""
+    return TOKENS if device() == "cpu" else load_profile("gpu").tokens_per_microbatch
+
+
 def rows_tokens(groups: list[Group]) -> int:
     """Number of tokens of all rows, with prompts and without padding."""
     return sum(len(t.mask) for g in groups for t in g.trajectories)
@@ -198,7 +203,8 @@ def score_single(inputs: dict[str, Any], setting: str) -> dict[str, Any]:
 
 
 def _score(inputs: dict[str, Any], setting: str, groups: list[Group]) -> dict[str, Any]:
-    engine, clock = TorchEngine(Path(inputs["model"]), precision=inputs["precision"]), Clock()
+    engine = TorchEngine(Path(inputs["model"]), precision=inputs["precision"], tokens=packed_tokens())
+    clock = Clock()
     with switched_off(setting), products.product_precision(inputs["precision"]):
         for _ in range(1 + WARM_UP):
             with clock:
@@ -245,7 +251,7 @@ def switched_off(setting: str) -> Iterator[None]:
         (attention.SHARED, reading.chosen_logprobs, products.onednn_is_faster),
         torch.are_deterministic_algorithms_enabled(),
     )
-    torch.use_deterministic_algorithms(setting != "not_deterministic")
+    torch.use_deterministic_algorithms(setting != "not_deterministic", warn_only=device() == "cuda")
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     if setting == "apart":
         attention.SHARED = 1 << 30

@@ -48,7 +48,7 @@ WORKS: dict[str, Work] = {
     for work in (
         Work(
             "sft",
-            "SFT step, 8 conversations",
+            "SFT step, 8 conversations (on a GPU 32)",
             (
                 Peer("trl", ("padded", "padding_free", "packed"), 2.0, 0.6),
                 Peer("trl", ("padding_free+checkpointing",)),
@@ -59,40 +59,40 @@ WORKS: dict[str, Work] = {
         ),
         Work(
             "reward",
-            "reward-model step, 8 pairs",
+            "reward-model step, 8 pairs (32)",
             (Peer("trl", ("padded",), 2.0, 0.6), Peer("trl", ("padded+checkpointing",))),
             ("kept", "blas", "apart", "unpacked", "not_deterministic"),
             TRAINING,
         ),
         Work(
             "dpo",
-            "DPO step, 8 pairs, reference included",
+            "DPO step, 8 pairs (32), reference included",
             (Peer("trl", ("in_step", "precomputed"), 4.0, 0.4), Peer("trl", ("in_step+checkpointing",))),
             ("kept", "blas", "apart", "full_logits", "unpacked", "not_deterministic"),
             TRAINING,
         ),
         Work(
             "grpo",
-            "GRPO update, 4 prompts × 8 completions (given)",
+            "GRPO update, 4 prompts (16) × 8 completions (given)",
             (Peer("trl", ("8", "16"), 4.0, 0.6), Peer("trl", ("8+checkpointing",))),
             ("kept", "blas", "apart", "full_logits", "unpacked", "not_deterministic"),
             TRAINING,
         ),
         Work(
             "sample",
-            "sampling 64 prompts × 8 completions with log-probs",
+            "sampling 64 prompts (256) × 8 completions with log-probs",
             (Peer("transformers", ("32", "64", "128"), 4.0), Peer("vllm", ("eager", "compiled"), 6.0)),
             ("blas", "prefill_each", "awake"),
         ),
         Work(
             "score",
-            "scoring 8 prompts × 8 responses",
+            "scoring 8 prompts (32) × 8 responses",
             (Peer("transformers", ("one",), 2.0, 0.3), Peer("transformers", ("16",))),
             ("blas", "apart", "full_logits"),
         ),
         Work(
             "score_single",
-            "scoring 24 responses to 24 prompts",
+            "scoring 24 responses (192) to as many prompts",
             (Peer("transformers", ("one",), 2.0, 0.3), Peer("transformers", ("8",))),
             ("blas", "full_logits"),
         ),

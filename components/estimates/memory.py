@@ -16,9 +16,8 @@ from ratchet.components.estimates.shape import Shape
 from ratchet.components.recipes.profile import Profile
 
 Parts = Mapping[str, float]
-CHUNK = 256  # positions of logits at a time (components/models/logprobs.py)
+CHUNK, CHUNK_BYTES = 256, 2**28  # positions of logits at a time on CPU, their bytes on a GPU (logprobs.py)
 PREFILL = 8192  # tokens that vLLM prefills at once
-SCORED = 2048  # tokens that the torch engine scores at once (components/inference/torch.py)
 PROCESS = 0.6e9  # python, torch and transformers before a model is loaded
 RESERVE = 0.1  # share of a device: fragmentation, CUDA context, workspaces
 
@@ -89,9 +88,13 @@ def kept_activations(
 
 def forward_activations(shape: Shape, tokens: float, bytes_each: int) -> float:
     """Activations of one layer in a pass without gradients, and the logits of one chunk."""
-    return tokens * bytes_each * (3 * shape.hidden + 3 * shape.query + 3 * shape.intermediate) + logits(
-        shape, min(tokens, CHUNK)
-    )
+    a_layer = bytes_each * (3 * shape.hidden + 3 * shape.query + 3 * shape.intermediate)
+    return tokens * a_layer + logits(shape, chunk(shape, tokens, bytes_each))
+
+
+def chunk(shape: Shape, tokens: float, bytes_each: int) -> float:
+    """Positions whose logits exist at a time; weights of two bytes are those of a GPU."""
+    return min(tokens, max(CHUNK, CHUNK_BYTES // (4 * shape.vocabulary)) if bytes_each < 4 else CHUNK)
 
 
 def logits(shape: Shape, positions: float) -> float:
@@ -124,7 +127,8 @@ def training(shape: Shape, adapter: Mapping[str, Any], layout: Layout, tokens: f
         "activations": kept_activations(
             shape, tokens, layers, bytes_each=layout.weight, checkpointing=layout.checkpointing
         )
-        + logits(shape, min(tokens, CHUNK)),
+        + logits(shape, chunk(shape, tokens, layout.weight)),
+        "output layer": _float_head(shape, layout.weight) * (2 if learns == shape.parameters else 1),
     }, host
 
 
@@ -153,7 +157,7 @@ def sampling(
             "weights": half * shape.parameters / spread,
             "KV cache": max(least, (profile.vllm.cache_gb or 0.0) * 2**30),
             "activations": forward_activations(shape, PREFILL, half) / spread,
-            "scorer": sum(scoring(shape, profile, min(SCORED, profile.tokens_per_microbatch)).values()),
+            "scorer": sum(scoring(shape, profile, profile.tokens_per_microbatch).values()),
         }
     own = inference_bytes(profile)
     return {
@@ -177,5 +181,7 @@ def scoring(shape: Shape, profile: Profile, tokens: float) -> Parts:
 
 
 def _float_head(shape: Shape, own: int) -> float:
-    """The float32 copy of the output layer (for the softmax) if weights are in half precision."""
+    """The float32 copy of the output layer (for the softmax) if weights are in half precision; it has a
+    gradient too if the layer is trained.
+    """
     return 4.0 * shape.vocabulary * shape.hidden if own < 4 else 0.0

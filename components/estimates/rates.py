@@ -13,8 +13,10 @@ from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.profile import Profile, engine_processes, gpus_per_engine
 from ratchet.components.recipes.schema import Recipe
 
-UTILISATION = 0.4  # assumed share of the stated FLOP/s in training and scoring (MFU)
-DECODE = 0.6  # assumed share of the stated memory bandwidth in decoding
+TRAINING, SCORING = 0.25, 0.18
+"""Share of the stated FLOP/s that training and scoring reach: measured on an H100 (docs/scale.md)."""
+DECODING = {"torch": 0.14, "vllm": 0.6}
+"""Share of the stated memory bandwidth that decoding reaches: measured there, and assumed for vLLM."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +49,15 @@ def adapters(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
 
 def stated_rates(recipe: Recipe, profile: Profile, shape: Shape, *, length: float) -> Rates | None:
     """Throughput from the device's stated FLOP/s and bandwidth, if the profile has them. Training: 2 FLOP per
-    parameter and token forward, 4 backward (2 for frozen weights), 2 more with gradient checkpointing, at
-    `UTILISATION`, on all devices. Decoding is bandwidth-bound: each step reads all weights and the KV cache
+    parameter and token forward, 4 backward (2 for frozen weights), 2 more with gradient checkpointing, on
+    all devices. Decoding is bandwidth-bound: each step reads all weights and the KV cache
     once for all rows. Scoring and decoding are on the devices of the engines (`engine_devices`).
     """
     hardware = profile.hardware
     if hardware.tflops is None or hardware.bandwidth_gb is None:
         return None
-    devices, each = engine_devices(profile), hardware.tflops * 1e12 * UTILISATION
-    work = hardware.devices * each
+    devices, each = engine_devices(profile), hardware.tflops * 1e12
+    work = hardware.devices * each * TRAINING
     learn = {}
     for name, adapter in adapters(recipe).items():
         learns, layers = trained(shape, adapter)
@@ -65,8 +67,8 @@ def stated_rates(recipe: Recipe, profile: Profile, shape: Shape, *, length: floa
     read = 2 * shape.parameters + rows * length * 4 * shape.layers * shape.key_value
     return Rates(
         learn,
-        devices * each / (2 * shape.parameters),
-        rows * devices * hardware.bandwidth_gb * 1e9 * DECODE / read,
+        devices * each * SCORING / (2 * shape.parameters),
+        rows * devices * hardware.bandwidth_gb * 1e9 * DECODING[profile.engine] / read,
         load=60.0,
         spread=hardware.devices / devices,
     )

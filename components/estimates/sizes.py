@@ -9,7 +9,6 @@ from typing import Any
 
 from ratchet.components.estimates.memory import (
     PROCESS,
-    SCORED,
     Layout,
     Parts,
     inference_bytes,
@@ -96,7 +95,7 @@ class Sizes:
         read = inference_bytes(self.profile) * self.reward_shape.parameters * reward_models
         return {
             "process": PROCESS,
-            **scoring(self.shape, self.profile, min(SCORED, self.profile.tokens_per_microbatch)),
+            **scoring(self.shape, self.profile, self.profile.tokens_per_microbatch),
             **({"reward models": float(read)} if read else {}),
         }
 

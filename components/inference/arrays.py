@@ -10,15 +10,13 @@ import numpy as np
 import torch
 
 from ratchet.components.errors import ContractError
-from ratchet.components.inference.torch import SCORE_TOKENS, tensors_digest, weights_digest
+from ratchet.components.inference.torch import score_in_batches, tensors_digest, weights_digest
 from ratchet.components.models.device import to_device
 from ratchet.components.models.families import load_family
 from ratchet.components.models.forward import model_outputs
 from ratchet.components.models.products import product_precision
-from ratchet.components.stages import progress
 from ratchet.components.text.contract import contract_of
 from ratchet.components.training import ranks
-from ratchet.components.training.packing import pack, row_lengths
 from ratchet.components.types import Group, Prompt, Request, Sample, Trajectory
 
 
@@ -82,14 +80,11 @@ class ArrayEngine:
     def score(self, groups: Sequence[Group], outputs: frozenset[str]) -> list[Mapping[str, list[Any]]]:
         """Requested outputs per group, a list (T) per trajectory: `logprobs`, `entropy`, `values`."""
         groups = [self.encode(group) for group in groups]
-        found: list[Mapping[str, list[Any]]] = [{output: [] for output in outputs} for _ in groups]
-        for batch in progress.counted(pack(groups, unit="row", tokens=SCORE_TOKENS)):
-            out = model_outputs(self.model, self.kind, batch, outputs)
-            for output in outputs:
-                values = getattr(out, output).tolist()
-                for row, group in enumerate(batch.group.tolist()):
-                    found[group][output].append(values[row][: row_lengths(batch)[row]])
-        return found
+        return score_in_batches(
+            groups,
+            lambda batch: model_outputs(self.model, self.kind, batch, outputs).by_name,
+            outputs=outputs,
+        )
 
     def generate(self, requests: Sequence[Request]) -> list[list[Sample]]:
         """`ContractError`: there are no tokens to generate."""
@@ -136,13 +131,12 @@ def verify_arrays(
 
 def _scored(learner: Any, groups: Sequence[Group], tokens: int) -> list[list[list[float]]]:
     """A learner's log-probs (T) of every trajectory."""
-    found: list[list[list[float]]] = [[] for _ in groups]
+    wanted = frozenset({"logprobs"})
     with torch.no_grad():
-        for batch in pack(groups, unit="row", tokens=tokens):
-            values = learner(batch, frozenset({"logprobs"})).logprobs
-            for row, group in enumerate(batch.group.tolist()):
-                found[group].append(values[row, : row_lengths(batch)[row]].tolist())
-    return found
+        found = score_in_batches(
+            groups, lambda batch: learner(batch, wanted).by_name, outputs=wanted, tokens=tokens
+        )
+    return [columns["logprobs"] for columns in found]
 
 
 def probe_arrays(path: Path, groups: Sequence[Group], seed: int) -> list[Group]:

@@ -60,7 +60,9 @@ def live_engine(
         engine = ArrayEngine.following(learner)
         return engine, functools.partial(engine.follow, learner)
     if profile["engine"] == "torch" and exact and hasattr(learner, "merged"):
-        engine = TorchEngine.following(learner, rows=profile["max_num_seqs"])
+        engine = TorchEngine.following(
+            learner, rows=profile["max_num_seqs"], tokens=profile["tokens_per_microbatch"]
+        )
         return engine, functools.partial(engine.follow, learner)
     learner.save(folder)
     other = engine_of(profile, folder, kind)
@@ -168,4 +170,5 @@ def _torch(profile: Mapping[str, Any], path: Path, kind: Kind) -> TorchEngine:
         kind=kind,
         threads=profile["threads"],
         precision=profile["precision"],
+        tokens=profile["tokens_per_microbatch"],
     )

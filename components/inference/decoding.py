@@ -5,6 +5,7 @@ several models in lock step.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,14 +18,18 @@ from torch import Tensor
 from ratchet.components.errors import ContractError
 from ratchet.components.inference.sampling import sample, unrounded
 from ratchet.components.models.cached_attention import Cache, DecodePlan, PrefillPlan
+from ratchet.components.models.decode_graph import DecodeGraphs, has_fixed_steps
+from ratchet.components.models.device import distinct_writes
 from ratchet.components.models.images import image_rows
 from ratchet.components.models.layers import backbone, hidden_states, output_layer
-from ratchet.components.models.products import mixed_precision, packed, product
+from ratchet.components.models.products import mixed_precision, packed, product, rounded_products
 from ratchet.components.models.value import PolicyWithValue
 from ratchet.components.stages import progress
 from ratchet.components.text.chat import ends_with
 from ratchet.components.types import Request, Sample
 
+ADMITS = 8
+"""On a GPU, prompts wait until one in so many rows is free: one prompt takes as long there as many."""
 Combine = Callable[[list[Tensor]], Tensor]
 """Logits (V, R) of every model to the logits (V, R) to sample from."""
 
@@ -69,6 +74,9 @@ class LanguageModel:
         self.half = self.head.weight.bfloat16() if half else None
         prompt, answer = max(map(len, self.prompts)), max(request.max_tokens for request in requests)
         self.cache = Cache(self.language, slots=slots, prompt=prompt, rows=rows, answer=answer)
+        width = max(request.count for request in requests)
+        fixed = has_fixed_steps(self.language)
+        self.graphs = DecodeGraphs(self.language, self.cache, width=width) if fixed else None
 
     def prefill(self, chosen: Sequence[tuple[int, int]]) -> Tensor:
         """Last hidden states (P, H) of the prompts of requests; `chosen`: (request, slot of the cache)."""
@@ -79,6 +87,8 @@ class LanguageModel:
 
     def decode(self, tokens: Tensor, positions: Tensor, **where: Any) -> Tensor:
         """Last hidden states (R, H) of every live row."""
+        if self.graphs:
+            return self.graphs(tokens, positions, **where)
         plan = DecodePlan(self.cache, **where)
         return hidden_states(self.language, tokens, positions, plan)
 
@@ -88,7 +98,8 @@ class LanguageModel:
         """
         if self.half is not None:
             return self.head.logits(product(self.half, hidden.bfloat16()))
-        return self.head.logits(product(self.head.weight, hidden.float()))
+        with rounded_products() if hidden.device.type == "cuda" else contextlib.nullcontext():
+            return self.head.logits(product(self.head.weight, hidden.float()))
 
     def unrounded(self, logprobs: Tensor, logits: Tensor, hidden: Tensor, tokens: Tensor) -> Tensor:
         """Log-probs (R,) of drawn tokens (R,) from the rounded logits (V, R), corrected by the tokens' own
@@ -119,6 +130,8 @@ class Decoding:
         self.requests, self.decode, self.combine = requests, decode, combine
         self.returns_top = any(r.top_logprobs for r in requests)
         self.width = max(r.count for r in requests)
+        gpu = any(p.device.type == "cuda" for model in models for p in model.parameters())
+        self.admits = ADMITS if gpu else math.inf
         self.capacity = max(rows, self.width)
         slots = min(len(requests), self.capacity, 2 * -(-self.capacity // min(r.count for r in requests)))
         # In mixed precision the logits of plain sampling are rounded to bfloat16, the log-prob of the drawn
@@ -152,6 +165,7 @@ class Decoding:
                 pass
         return [[s for s in samples if s is not None] for samples in self.done]
 
+    @distinct_writes()
     def step(self) -> bool:
         """Admit waiting requests that fit and generate the next token of every live row. False when none is
         left.
@@ -169,6 +183,8 @@ class Decoding:
         """Prefill as many waiting prompts as fit and sample the first token of their answers."""
         chosen: list[tuple[int, int]] = []
         rows = len(self.live)
+        if self.admits * (self.capacity - rows) < self.capacity and rows:
+            return
         while self.waiting and self.free and rows + self.requests[self.waiting[0]].count <= self.capacity:
             index = self.waiting.popleft()
             chosen.append((index, self.free.pop()))

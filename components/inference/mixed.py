@@ -11,14 +11,13 @@ from torch import Tensor
 
 from ratchet.components.errors import ContractError
 from ratchet.components.inference.decoding import Decoding, check_requests
-from ratchet.components.inference.torch import SCORE_TOKENS, TorchEngine
+from ratchet.components.inference.torch import TorchEngine, score_in_batches
 from ratchet.components.models.attention import PackedPlan
 from ratchet.components.models.images import image_rows
 from ratchet.components.models.layers import hidden_states, output_layer
 from ratchet.components.models.products import product
 from ratchet.components.models.value import PolicyWithValue
 from ratchet.components.text.codec import Codec
-from ratchet.components.training.packing import pack
 from ratchet.components.types import Batch, Group, Request, Sample
 
 STATES = 256
@@ -99,15 +98,7 @@ class MixedEngine(Codec):
                 f"{', '.join(sorted(outputs - {'logprobs', 'entropy'}))}"
             )
         groups = [self.encode(group) for group in groups]
-        found: list[Mapping[str, list[Any]]] = [{output: [] for output in outputs} for _ in groups]
-        for batch in pack(groups, unit="row", tokens=SCORE_TOKENS):
-            values = self._score(batch)
-            for row, group in enumerate(batch.group.tolist()):
-                for output in outputs:
-                    found[group][output].append(
-                        values[output][row, : len(batch.inputs["tokens"][row])].tolist()
-                    )
-        return found
+        return score_in_batches(groups, self._score, outputs=outputs)
 
     def _score(self, batch: Batch) -> dict[str, Tensor]:
         rows = list(batch.inputs["tokens"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, final
@@ -20,17 +20,18 @@ from ratchet.components.stages import progress
 from ratchet.components.text.chat import encode, encode_whole
 from ratchet.components.text.codec import Codec
 from ratchet.components.text.contract import contract
-from ratchet.components.training.packing import pack
-from ratchet.components.types import Group, Request, Sample
+from ratchet.components.training.packing import pack, row_lengths
+from ratchet.components.types import Batch, Group, Request, Sample
 
 SCORE_TOKENS = 2048
-"""Micro-batch size of scoring, in tokens."""
+"""Default micro-batch size of scoring, in tokens."""
 
 
 @final
 class TorchEngine(Codec):
-    """Generates up to `rows` answers at a time; a prompt is prefilled once for all its samples. On a GPU,
-    weights are held in `precision`; on CPU in float32. Heads, softmax and log-probs are always float32.
+    """Generates up to `rows` answers at a time; a prompt is prefilled once for all its samples. Scores about
+    `tokens` tokens in one forward pass. On a GPU, weights are held in `precision`; on CPU in float32. Heads,
+    softmax and log-probs are always float32.
 
     Sampled log-probs are those at temperature 1 (equal to the trainer's `logprobs`), whatever the sampling
     temperature. The random numbers of sample i depend only on (request.seed, i).
@@ -46,10 +47,11 @@ class TorchEngine(Codec):
         kind: Literal["policy", "policy_with_value", "reward"] = "policy",
         threads: int | None = None,
         precision: Literal["float32", "bfloat16"] = "float32",
+        tokens: int = SCORE_TOKENS,
     ) -> None:
         if threads:
             torch.set_num_threads(threads)
-        self.rows, self.kind = rows, kind
+        self.rows, self.kind, self.tokens = rows, kind, tokens
         self.dtype = inference_dtype(precision)
         self.load(path)
 
@@ -63,10 +65,11 @@ class TorchEngine(Codec):
         self.weights = weights_digest(path)
 
     @classmethod
-    def following(cls, learner: Any, *, rows: int = 64) -> TorchEngine:
+    def following(cls, learner: Any, *, rows: int = 64, tokens: int = SCORE_TOKENS) -> TorchEngine:
         """An engine with the weights of a learner in memory, in float32; `follow` after each update."""
         engine = cls.__new__(cls)
-        engine.rows, engine.kind, engine.dtype, engine.render = rows, learner.kind, torch.float32, encode
+        engine.rows, engine.tokens = rows, tokens
+        engine.kind, engine.dtype, engine.render = learner.kind, torch.float32, encode
         engine.follow(learner)
         return engine
 
@@ -100,17 +103,12 @@ class TorchEngine(Codec):
         (T), `scores` as floats.
         """
         groups = [self.encode(group) for group in groups]
-        found: list[Mapping[str, list[Any]]] = [{output: [] for output in outputs} for _ in groups]
-        for batch in progress.counted(pack(groups, unit="row", tokens=SCORE_TOKENS)):
-            out = model_outputs(self.model, self.kind, batch, outputs)
-            for output in outputs:
-                values = getattr(out, output).tolist()
-                for row, group in enumerate(batch.group.tolist()):
-                    value = values[row]
-                    found[group][output].append(
-                        value[: len(batch.inputs["tokens"][row])] if isinstance(value, list) else value
-                    )
-        return found
+        return score_in_batches(
+            groups,
+            lambda batch: model_outputs(self.model, self.kind, batch, outputs).by_name,
+            outputs=outputs,
+            tokens=self.tokens,
+        )
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[Request]) -> list[list[Sample]]:
@@ -142,6 +140,27 @@ class TorchEngine(Codec):
         if self.kind == "reward":
             raise ContractError("a reward model cannot generate; give the rollout a policy")
         check_requests(requests)
+
+
+def score_in_batches(
+    groups: Sequence[Group],
+    compute: Callable[[Batch], Mapping[Any, torch.Tensor]],
+    *,
+    outputs: frozenset[str],
+    tokens: int = SCORE_TOKENS,
+) -> list[Mapping[str, list[Any]]]:
+    """What an engine's `score` returns, from `compute`: the outputs (B,) or (B,T) of a packed batch of about
+    `tokens` tokens.
+    """
+    found: list[Mapping[str, list[Any]]] = [{output: [] for output in outputs} for _ in groups]
+    for batch in progress.counted(pack(groups, unit="row", tokens=tokens)):
+        computed, lengths = compute(batch), row_lengths(batch)
+        for output in outputs:
+            values = computed[output].tolist()
+            for row, group in enumerate(batch.group.tolist()):
+                value = values[row]
+                found[group][output].append(value[: lengths[row]] if isinstance(value, list) else value)
+    return found
 
 
 def weights_digest(path: Path) -> str:

@@ -143,7 +143,8 @@ def own_logprobs(model: Any, rows: Any) -> list[Tensor]:
     model.set_attn_implementation("eager")
     found = []
     for row in rows:
-        logits = plain(input_ids=row[None], use_cache=False).logits[0, :-1].float().log_softmax(-1)
+        given = row[None].to(next(model.parameters()).device)
+        logits = plain(input_ids=given, use_cache=False).logits[0, :-1].float().log_softmax(-1).to(row.device)
         chosen = logits.gather(-1, row[1:, None])[:, 0]
         found.append(torch.cat([chosen.new_zeros(1), chosen]))
     return found

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ratchet.components.errors import ContractError
+from ratchet.components.models import varlen_attention
 
 NAME = "ratchet"
 
@@ -136,6 +137,7 @@ class PackedPlan:
         self.tokens = torch.cat(self._flat)[None] if rows else torch.zeros(1, 0, dtype=torch.long)
         self.positions = torch.cat(self._places)[None] if rows else torch.zeros(1, 0, dtype=torch.long)
         self._masks: dict[tuple[int, int, int | None], Tensor] = {}
+        self._layout: varlen_attention.Layout | None = None
 
     def _add(
         self,
@@ -175,6 +177,10 @@ class PackedPlan:
             first = last
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, variant: Variant) -> Tensor:
+        if varlen_attention.has_kernel(query, variant):
+            self._layout = self._layout or varlen_attention.Layout(self.segments, query.device)
+            cached = [self.cached_keys(layer, *part) for part in self._layout.cached]
+            return self._layout.attend(query, key, value, cached, variant)
         repeat = query.shape[1] // key.shape[1]
         if repeat > 1:
             key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ratchet.components.models.attention import SHARED, PackedPlan, Variant
@@ -22,16 +23,19 @@ class PrefillPlan(PackedPlan):
             [prompt[length:] for prompt, length in zip(prompts, kept, strict=True)],
             cached=[(slot if length else 0, length) for slot, length in zip(slots, kept, strict=True)],
         )
-        self.cache, self.slots, self.kept = cache, list(slots), kept
-        self.written = [where.to(cache.device) for where in self.index]
+        self.cache = cache
+        lengths = [len(where) for where in self.index]
+        into = torch.tensor(list(slots)).repeat_interleave(torch.tensor(lengths))
+        places = [torch.arange(at, at + n) for at, n in zip(kept, lengths, strict=True)]
+        self.written, self.into, self.places = (
+            t.to(cache.device) for t in (torch.cat(self.index), into, torch.cat(places))
+        )
         for slot, prompt in zip(slots, prompts, strict=True):
             cache.held[slot, : len(prompt)] = prompt
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, variant: Variant) -> Tensor:
-        keys, values = self.cache.prompt_keys[layer], self.cache.prompt_values[layer]
-        for slot, kept, where in zip(self.slots, self.kept, self.written, strict=True):
-            keys[slot, :, kept : kept + len(where)] = key[0][:, where]
-            values[slot, :, kept : kept + len(where)] = value[0][:, where]
+        for held, new in ((self.cache.prompt_keys, key), (self.cache.prompt_values, value)):
+            held[layer][self.into, :, self.places] = new[0].transpose(0, 1)[self.written]
         return super().attend(layer, query, key, value, variant)
 
     def cached_keys(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
@@ -41,23 +45,21 @@ class PrefillPlan(PackedPlan):
 
 
 class Cache:
-    """Preallocated KV cache, one tensor per layer: keys and values of each prompt (once) and of each row's
-    answer.
+    """Preallocated KV cache: keys and values of each prompt (once) and of each row's answer.
 
-    prompt_* (slots, kv heads, prompt, d); own_* (rows, kv heads, answer, d), with the dtype and device of the
-    weights. Live rows are always rows 0..n-1. `held`: the tokens in each prompt slot, also after its rows
-    have ended.
+    prompt (2, layers, slots, kv heads, prompt, d) and own (2, layers, rows, kv heads, answer, d), with the
+    dtype and device of the weights; `prompt_keys` and so on: their views by layer. Live rows are always rows
+    0..n-1. `held`: the tokens in each prompt slot, also after its rows have ended.
     """
 
     def __init__(self, model: Any, *, slots: int, prompt: int, rows: int, answer: int) -> None:
         config, like = model.config.get_text_config(), next(model.parameters())
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        layers = range(config.num_hidden_layers)
-        self.prompt_keys = [like.new_zeros(slots, heads, prompt, size) for _ in layers]
-        self.prompt_values = [like.new_zeros(slots, heads, prompt, size) for _ in layers]
-        self.own_keys = [like.new_zeros(rows, heads, answer, size) for _ in layers]
-        self.own_values = [like.new_zeros(rows, heads, answer, size) for _ in layers]
+        self.prompt = like.new_zeros(2, config.num_hidden_layers, slots, heads, prompt, size)
+        self.own = like.new_zeros(2, config.num_hidden_layers, rows, heads, answer, size)
+        self.prompt_keys, self.prompt_values = (part.unbind(0) for part in self.prompt)
+        self.own_keys, self.own_values = (part.unbind(0) for part in self.own)
         self.device = like.device
         self.held = torch.full((slots, prompt), -1)
 
@@ -72,15 +74,13 @@ class Cache:
         if length < SHARED:
             return 0
         if source != slot:
-            for tensors in (*self.prompt_keys, *self.prompt_values):
-                tensors[slot, :, :length] = tensors[source, :, :length]
+            self.prompt[:, :, slot, :, :length] = self.prompt[:, :, source, :, :length]
         self.held[slot, :length] = prompt[:length]
         return length
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy row `source` to row `target`, to fill the hole of a finished row."""
-        for own in (*self.own_keys, *self.own_values):
-            own[target, :, :length] = own[source, :, :length]
+        self.own[:, :, target, :, :length] = self.own[:, :, source, :, :length]
 
 
 class DecodePlan:
@@ -91,6 +91,9 @@ class DecodePlan:
     answer's keys. A new plan is built for each step. `slots`: prompts in use, ascending; `prompt_lengths`:
     their lengths, in the same order; `lengths` (R,): answer lengths before this token.
     """
+
+    SPARE = 0
+    """Places of the grid after those of the prompts."""
 
     def __init__(
         self,
@@ -113,13 +116,18 @@ class DecodePlan:
         else:
             self.slots, self.count = used.to(cache.device), len(slots)
         self.place, self.lengths = place.to(cache.device), lengths.to(cache.device)
-        later = torch.arange(self.own, device=cache.device) > self.lengths[:, None]
-        mask = torch.zeros(self.rows, self.prompt + self.own, device=cache.device).masked_fill_(
+        self._prompts = held.to(cache.device)
+        self._prepare(blocked)
+
+    def _prepare(self, blocked: Tensor) -> None:
+        """What all layers share; `blocked` (R, prompt): places of the prompts where a row has no token."""
+        device = self.cache.device
+        later = torch.arange(self.own, device=device) > self.lengths[:, None]
+        mask = torch.zeros(self.rows, self.prompt + self.own, device=device).masked_fill_(
             torch.cat([blocked, later], 1), -torch.inf
         )
         self._masks: dict[int | None, Tensor] = {None: mask[:, None, None]}
-        self._prompts = held.to(cache.device)
-        self.row = torch.arange(self.rows, device=cache.device)
+        self.row = torch.arange(self.rows, device=device)
         self._grids: dict[int, Tensor] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, variant: Variant) -> Tensor:
@@ -164,8 +172,10 @@ class DecodePlan:
         if (
             size not in self._grids
         ):  # shared by all layers: refilling it in each would cost as much as the products
-            self._grids[size] = rows.new_zeros(self.count * self.width, kv, group, size)
+            self._grids[size] = rows.new_zeros(self.count * self.width + self.SPARE, kv, group, size)
         grid = self._grids[size].index_copy_(0, self.place, rows)
+        if self.SPARE:
+            grid = grid[: -self.SPARE]
         return (
             grid.view(self.count, self.width, kv, group, size)
             .transpose(1, 2)
@@ -179,4 +189,24 @@ class DecodePlan:
             .transpose(1, 2)
             .reshape(self.count * self.width, kv, group, -1)
         )
-        return grid[self.place]
+        return grid[self.place] if not self.SPARE else F.pad(grid, (0, 0) * 3 + (0, self.SPARE))[self.place]
+
+
+class FixedDecodePlan(DecodePlan):
+    """A decode step whose shapes and addresses stay the same, for a CUDA graph: over all slots, `own` tokens
+    of the answers and all rows of its inputs. Rows that are not live have the place `slots · width`, no
+    prompt and no answer.
+
+    place, lengths and prompts (R,): as in `DecodePlan`, `prompts` the lengths of the rows' prompts.
+    """
+
+    SPARE = 1
+
+    def __init__(
+        self, cache: Cache, *, width: int, own: int, place: Tensor, lengths: Tensor, prompts: Tensor
+    ) -> None:
+        self.cache, self.width, self.own = cache, width, own
+        self.rows, self.count, self.prompt = len(place), cache.prompt.shape[2], cache.prompt.shape[4]
+        self.slots = slice(0, self.count)
+        self.place, self.lengths, self._prompts = place, lengths, prompts
+        self._prepare(torch.arange(self.prompt, device=cache.device) >= prompts[:, None])

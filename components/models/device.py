@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -31,6 +33,22 @@ def here() -> torch.device:
 def inference_dtype(precision: str) -> torch.dtype:
     """Dtype of weights used for inference: the profile's `precision` on a GPU, float32 on CPU."""
     return torch.float32 if here().type == "cpu" else getattr(torch, precision)
+
+
+@contextmanager
+def distinct_writes() -> Iterator[None]:
+    """Context (or decorator) of operations that write every place once: on a GPU, torch's deterministic
+    versions of these sort the places first, in a dozen kernels each, for the same result.
+    """
+    strict = torch.cuda.is_available() and torch.are_deterministic_algorithms_enabled()
+    if strict:
+        warns = torch.is_deterministic_algorithms_warn_only_enabled()
+        torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        if strict:
+            torch.use_deterministic_algorithms(True, warn_only=warns)
 
 
 def to_device(model: M) -> M:

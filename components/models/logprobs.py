@@ -12,7 +12,9 @@ from torch import Tensor
 from ratchet.components.models.products import product, rounded_products
 
 CHUNK = 256
-"""Positions per chunk: 256 x 49,152 float32 logits are 50 MB."""
+"""Positions per chunk on CPU: 256 x 49,152 float32 logits are 50 MB."""
+CHUNK_BYTES = 2**28
+"""Float32 logits per chunk on a GPU."""
 
 
 def chosen_logprobs(
@@ -23,7 +25,7 @@ def chosen_logprobs(
     entropy: bool = False,
     bias: Tensor | None = None,
     softcap: float | None = None,
-    chunk: int = CHUNK,
+    chunk: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """log softmax(z)[target] (N,) and optionally the entropy in nats (N,), with logits z = h W^T + b, or
     c tanh((h W^T + b) / c) with a `softcap` c.
@@ -33,6 +35,8 @@ def chosen_logprobs(
     the forward pass, so the backward needs no product with W. With a `weight.main_grad` of its shape, the
     gradient is added there instead of being returned (as Megatron-LM's fused accumulation does).
     """
+    if chunk is None:
+        chunk = CHUNK if hidden.device.type == "cpu" else max(CHUNK, CHUNK_BYTES // (4 * len(weight)))
     logprobs, entropies = _Chosen.apply(hidden, weight, bias, targets, entropy, softcap, chunk)
     return logprobs, entropies if entropy else None
 

@@ -65,17 +65,18 @@ def product_precision(precision: str) -> Iterator[None]:
 
 @contextmanager
 def rounded_products() -> Iterator[None]:
-    """Context in which products of float32 matrices on CPU round their operands to bfloat16 and sum in
-    float32, where the layers do (see `product_precision`); the results are not rounded.
+    """Context in which products of float32 matrices round their operands and sum in float32, where the layers
+    multiply in bfloat16 (see `product_precision`): to bfloat16 on CPU, to TF32 on a GPU, which leaves
+    bfloat16 values as they are. The results are not rounded.
     """
-    matmul: Any = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
-    before = matmul.fp32_precision
+    backend: Any = torch.backends.cuda if torch.cuda.is_available() else torch.backends.mkldnn
+    before = backend.matmul.fp32_precision
     if MIXED:
-        matmul.fp32_precision = "bf16"
+        backend.matmul.fp32_precision = "tf32" if torch.cuda.is_available() else "bf16"
     try:
         yield
     finally:
-        matmul.fp32_precision = before
+        backend.matmul.fp32_precision = before
 
 
 def mixed_precision() -> bool:
@@ -174,7 +175,7 @@ class _MixedProduct(torch.autograd.Function):
         needs_rows, needs_weight, _ = ctx.needs_input_grad
         half, other = rows.bfloat16(), weight.bfloat16()
         ctx.save_for_backward(half if needs_weight else None, other if needs_rows else None)
-        out = _bfloat16(half, other).float()
+        out = _bfloat16(half, other)
         return out if bias is None else out.add_(bias)
 
     @staticmethod
@@ -183,15 +184,13 @@ class _MixedProduct(torch.autograd.Function):
         half = grads[0].bfloat16()
         flat = half.reshape(-1, half.shape[-1])
         return (
-            None if weight is None else _bfloat16(half, weight.t()).float(),
-            None if rows is None else _bfloat16(flat.t(), rows.reshape(-1, rows.shape[-1]).t()).float(),
+            None if weight is None else _bfloat16(half, weight.t()),
+            None if rows is None else _bfloat16(flat.t(), rows.reshape(-1, rows.shape[-1]).t()),
             grads[0].reshape(flat.shape).sum(0) if ctx.needs_input_grad[2] else None,
         )
 
 
 def _bfloat16(rows: Tensor, weight: Tensor) -> Tensor:
-    return (
-        _onednn(rows, weight)
-        if rows.device.type == "cpu" and torch.backends.mkldnn.is_available()
-        else F.linear(rows, weight)
-    )
+    """Product of bfloat16 matrices, as float32."""
+    onednn = torch.backends.mkldnn.is_available() and rows.device.type == "cpu"
+    return (_onednn(rows, weight) if onednn else F.linear(rows, weight)).float()

@@ -62,6 +62,7 @@ def run_job(
     spent = {
         "cpu_seconds": round(processor_seconds() - before + sum(cpu for cpu, _ in usage), 2),
         "peak_gb": round((peak_bytes() + sum(peak for _, peak in usage)) / 1e9, 3),
+        **peak_gpu(),
     }
     return {**meta, **record(work.product, agreed), "spent": spent}
 
@@ -98,6 +99,14 @@ def processor_seconds() -> float:
         u.ru_utime + u.ru_stime
         for u in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     )
+
+
+def peak_gpu() -> dict[str, float]:
+    """`gpu_gb`: peak memory that this process's torch reserved on its GPU; empty if it used none."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    return {"gpu_gb": round(torch.cuda.max_memory_reserved() / 1e9, 3)}
 
 
 def peak_bytes() -> int:

@@ -21,7 +21,7 @@ from ratchet.components.models.reward import is_token_classifier, load_reward_he
 from ratchet.components.recipes.families import family_of
 from ratchet.components.text.images import images_of
 from ratchet.components.training import ranks
-from ratchet.components.training.packing import pack, row_lengths
+from ratchet.components.training.packing import pack
 from ratchet.components.types import Group, Request
 
 if TYPE_CHECKING:
@@ -242,12 +242,16 @@ def agree(learner: Any, groups: Sequence[Group], profile: Mapping[str, Any]) -> 
     """
     import torch
 
-    scored: list[dict[str, list[list[float]]]] = [{"logprobs": []} for _ in groups]
+    from ratchet.components.inference.torch import score_in_batches
+
+    wanted = frozenset({"logprobs"})
     with torch.no_grad():
-        for batch in pack(groups, unit="row", tokens=profile["tokens_per_microbatch"]):
-            ours = learner(batch, frozenset({"logprobs"})).logprobs
-            for row, group in enumerate(batch.group.tolist()):
-                scored[group]["logprobs"].append(ours[row, : row_lengths(batch)[row]].tolist())
+        scored = score_in_batches(
+            groups,
+            lambda batch: learner(batch, wanted).by_name,
+            outputs=wanted,
+            tokens=profile["tokens_per_microbatch"],
+        )
     return require_agreement(ranks.once(lambda: gap(groups, scored)), profile)
 
 

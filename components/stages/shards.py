@@ -136,10 +136,9 @@ class ShardedEngine(Codec):
 
     def score(self, groups: Sequence[Group], outputs: frozenset[str]) -> list[Mapping[str, list[Any]]]:
         """As the engine's own, group by group."""
-        from ratchet.components.inference.torch import SCORE_TOKENS
-
         bare = [Group(g.prompt, g.trajectories) for g in map(self.encode, groups)]
-        batches = [len(batch.group) for batch in pack(bare, unit="row", tokens=SCORE_TOKENS)]
+        tokens = self.profile["tokens_per_microbatch"]
+        batches = [len(batch.group) for batch in pack(bare, unit="row", tokens=tokens)]
         places = [(g, i) for g, group in enumerate(bare) for i in range(len(group.trajectories))]
         found: list[Mapping[str, list[Any]]] = [{output: [] for output in outputs} for _ in groups]
         number = min(MOST_SLICES, -(-len(batches) // BATCHES))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ratchet.components.errors import ContractError, TrainingError
-from ratchet.components.models.device import to_device
+from ratchet.components.models.device import here, to_device
 from ratchet.components.models.families import is_family
 from ratchet.components.models.forward import model_outputs
 from ratchet.components.models.load import load_model, load_tokenizer, save_model
@@ -77,9 +77,9 @@ class TorchLearner:
             and not is_family(self.model)
             and language.get_output_embeddings().weight is language.get_input_embeddings().weight
         )
-        if (
-            tied
-        ):  # a sparse gradient adds a batch's rows to the head's gradient, without a second V x H buffer
+        if tied and here().type == "cpu":
+            # a sparse gradient adds a batch's rows to the head's gradient, without a second V x H buffer;
+            # a GPU takes longer to sort the rows than to add the buffer
             language.get_input_embeddings().sparse = True
         self.checkpointing = gradient_checkpointing and not is_family(self.model)
         if self.checkpointing:

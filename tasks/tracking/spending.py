@@ -20,13 +20,17 @@ def spending(pipeline: Pipeline) -> dict[str, float]:
 
 
 def spent_on(metas: Mapping[str, Mapping[str, Any]], hardware: Hardware) -> dict[str, float]:
-    """`hours`, `cpu_hours`, `peak_gb`, `cost` and `energy_kwh`, to four digits."""
+    """`hours`, `cpu_hours`, `peak_gb`, `gpu_gb` (largest peaks of stages), `cost` and `energy_kwh`, to four
+    digits.
+    """
     hours = sum(meta.get("seconds", 0.0) for meta in metas.values()) / 3600
     spent = [meta["spent"] for meta in metas.values() if "spent" in meta]
     found = {"hours": hours}
     if spent and len(spent) == len(metas):  # only if known for all stages
         found["cpu_hours"] = sum(s["cpu_seconds"] for s in spent) / 3600
         found["peak_gb"] = max(s["peak_gb"] for s in spent)
+        if on_gpu := [s["gpu_gb"] for s in spent if "gpu_gb" in s]:
+            found["gpu_gb"] = max(on_gpu)
     if hardware.price_per_hour is not None:
         found["cost"] = hours * hardware.price_per_hour
     if hardware.watts is not None:
@@ -42,6 +46,7 @@ def describe_spending(spent: Mapping[str, float], currency: str) -> str:
         "cost": currency,
         "energy_kwh": "kWh at the stated watts",
         "peak_gb": "GB at its peak",
+        "gpu_gb": "GB of a GPU",
     }
     found = []
     for name, unit in units.items():

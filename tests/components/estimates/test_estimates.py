@@ -287,7 +287,9 @@ def test_sampling_model_on_gpu_has_the_learners_precision() -> None:
     assert known["annotate_1"]["output layer"] == head, "the softmax reads it in float32"
     assert "KV cache" not in known["annotate_1"], "nothing samples there"
     for stage in ("rollout_1", "answers_policy"):
-        assert known[stage]["scorer"] == pytest.approx(weights + head, rel=0.05), "beside vLLM"
+        # 16,384 tokens through one layer in bfloat16, and three float32 tensors of 2^28 bytes of logits
+        passing = 16_384 * 2 * 3 * (4096 + 4096 + 14336) + 12 * (2**28 // (4 * 128256)) * 128256
+        assert known[stage]["scorer"] == pytest.approx(weights + head + passing), "beside vLLM"
         assert known[stage]["KV cache"] == profile.vllm.cache_gb * 2**30, "which takes what it was given"
     sft = known["sft"]
     assert sft["saving"] + sft["activations"] + sft["gradients"] == 2 * weights, (
@@ -321,24 +323,28 @@ def test_published_8b_setup_fits(profile: str) -> None:
 
 
 def test_training_is_divided_by_all_devices_and_sampling_by_those_of_one_machine() -> None:
-    """4 × 8 GPUs of 989e12 FLOP/s at 40 % and 3350e9 B/s at 60 %; P = 8,030,261,248 parameters."""
+    """4 × 8 GPUs of 989e12 FLOP/s, of which training reaches 25 % and scoring 18 %, and 3350e9 B/s at 60 %;
+    P = 8,030,261,248 parameters.
+    """
     recipe, cluster = load("rlhf_workflow_8b", profile="cluster")
     rates = stated_rates(recipe, cluster, LLAMA_8B, length=3072)
     costs = {
         c.stage.name: c.seconds
         for c in estimate(recipe, cluster, plan(recipe, cluster), LLAMA_8B, {}, rates, {})
     }
-    one, passed = 989e12 * 0.4, 2 * 8_030_261_248  # FLOP/s of a device, FLOP of a token forward
+    trains, scores = 989e12 * 0.25, 989e12 * 0.18  # FLOP/s of a device
+    passed = 2 * 8_030_261_248  # FLOP of a token forward
     # 20,000 prompts of 1,024 tokens, 8 answers of 2,048, all read by the reward model, on 8 devices
-    assert costs["annotate_1"] == pytest.approx(20_000 * 8 * 3072 * passed / (8 * one) + 60)
+    assert costs["annotate_1"] == pytest.approx(20_000 * 8 * 3072 * passed / (8 * scores) + 60)
     # 512 rows at a time; a step reads the weights (2 P) and 512 × 3,072 tokens of 4 × 32 layers × 1,024 bytes
     step = (passed + 512 * 3072 * 4 * 32 * 1024) / (8 * 3350e9 * 0.6)
-    prompts = 20_000 * 1024 * passed / (8 * one)
+    prompts = 20_000 * 1024 * passed / (8 * scores)
     assert costs["rollout_1"] == pytest.approx(20_000 * 8 * 2048 / 512 * step + prompts + 60)
     # two answers a prompt, two epochs; forward, again for checkpointing, and backward: 4 passes; 32 devices
-    assert costs["optimise_1"] == pytest.approx(20_000 * 2 * 2 * 3072 * 4 * passed / (32 * one) + 180)
+    assert costs["optimise_1"] == pytest.approx(20_000 * 2 * 2 * 3072 * 4 * passed / (32 * trains) + 180)
     # 500,000 texts of 8,192 tokens; 1,000 texts of validation 16 times, which the ranks share
-    assert costs["sft"] == pytest.approx((500_000 * 4 + 16 * 1000) * 8192 * passed / (32 * one) + 180)
+    texts = 500_000 * 4 / trains + 16 * 1000 / scores
+    assert costs["sft"] == pytest.approx(texts * 8192 * passed / 32 + 180)
 
 
 @pytest.mark.parametrize(
