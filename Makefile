@@ -49,7 +49,7 @@ bench: install  ## compare throughput and memory with TRL, transformers and vLLM
 	$(BIN)/python -m benchmarks $(BENCH)
 
 # GPU="--repeats 1" is a first look
-gpu: install vllm  ## on a machine with a GPU: the benchmarks against TRL and vLLM, then `instruct` with the profile gpu
+gpu: install vllm  ## on a machine with a GPU: its tests, the benchmarks against TRL and vLLM, `instruct` with the profile gpu
 	$(BIN)/python -m benchmarks.gpu $(GPU)
 
 VLLM ?= vllm

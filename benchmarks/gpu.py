@@ -1,6 +1,6 @@
-"""`python -m benchmarks.gpu` (`make gpu`), on a machine with a GPU: the tasks of `works.py` against TRL and
-vLLM in float32, whose numbers are compared, and in mixed precision; then a run of `instruct` with the profile
-`gpu`. What came of it is written to `<out>/report.md`.
+"""`python -m benchmarks.gpu` (`make gpu`), on a machine with a GPU: the tests of `tests/gpu`; the tasks of
+`works.py` against TRL and vLLM in float32, whose numbers are compared, and in mixed precision; then a run of
+`instruct` with the profile `gpu`. What came of it is written to `<out>/report.md`.
 
 A part that fails does not keep the others from running, and the end of its log is in the report; the exit
 code is 1 then. Started again, it measures again, and the run continues where it stopped.
@@ -37,8 +37,9 @@ class Part:
 
 
 def parts(out: Path, repeats: int) -> list[Part]:
-    """The benchmarks in both precisions and the run, in the order in which they are done."""
+    """The tests, the benchmarks in both precisions and the run, in the order in which they are done."""
     python, home = sys.executable, out / "home"
+    tested = Part("tests", (python, "-m", "pytest", "tests/gpu"), lambda: "All passed.\n")
     compared = [
         Part(
             f"benchmarks in {precision}",
@@ -49,7 +50,7 @@ def parts(out: Path, repeats: int) -> list[Part]:
         for precision in PRECISIONS
     ]  # fmt: skip
     command = (python, "-m", "ratchet.flows.cli", "run", "instruct", "--profile", "gpu", "--home", str(home))
-    return [*compared, Part("instruct on the profile gpu", command, lambda: of_run(home))]
+    return [tested, *compared, Part("instruct on the profile gpu", command, lambda: of_run(home))]
 
 
 def of_run(home: Path) -> str:

@@ -79,7 +79,7 @@ def make(model: str, home: Path, folder: Path) -> Path:
 
 
 def collect(
-    model: str, policy: Path, curated: Path, folder: Path, sizes: Mapping[str, int]
+    model: str, policy: Path, curated: Path, folder: Path, sizes: Mapping[str, int] = SIZES["cpu"]
 ) -> dict[str, Any]:
     """Collect everything the tasks read. `DataError` if there is too little data."""
     from ratchet.components.data.groups import read_groups
