@@ -20,7 +20,7 @@ IGNORED_FILES = ("manifest.json", "data_docs", "report.html")
 """Files and folders of an output that have a date or store keys in them and that no later stage reads; the
 report shows what is in results.json.
 """
-IGNORED_KEYS = re.compile(r"second|minutes|memory|resolved|lineage|^time$")
+IGNORED_KEYS = re.compile(r"second|minutes|memory|resolved|lineage|^time$|_name_or_path")
 """Keys of an output's JSON that depend on the clock, on the machine, on store keys, or on other stages."""
 Wanted = Mapping[str, tuple[Sequence[str], Sequence[int], Sequence[str]]]
 """Recipe -> stages to make, with what they need, seeds, and overrides."""
