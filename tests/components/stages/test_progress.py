@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from ratchet.components.environments.sandbox import Verdict
-from ratchet.components.inference import torch
 from ratchet.components.pieces.rewards.unit_tests import unit_tests
 from ratchet.components.stages import progress
 from ratchet.components.types import Context, Group, Prompt, Trajectory
@@ -80,16 +79,17 @@ def test_progress_is_written_rarely(
 
 
 def test_long_stages_report_progress_to_the_end(
-    fresh_home: Callable[[str], Path], reports: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    fresh_home: Callable[[str], Path], reports: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     """Curation, linear probe, the stages of two rounds and the evaluation each report progress in one unit up
     to the total.
     """
-    monkeypatch.setattr(torch, "SCORE_TOKENS", 64)
+    profile = tmp_path / "small_batches.yaml"
+    profile.write_text("{threads: 1, tokens_per_microbatch: 64, max_num_seqs: 64, launch: inline}")
     pipeline = Pipeline.open(
         "online_dpo",
         home=fresh_home("home"),
-        profile="test",
+        profile=str(profile),
         overrides=[
             "seed=7",
             "reward.limit=48",
