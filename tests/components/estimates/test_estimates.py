@@ -289,7 +289,7 @@ def test_sampling_model_on_gpu_has_the_learners_precision() -> None:
     for stage in ("rollout_1", "answers_policy"):
         # 16,384 tokens through one layer in bfloat16, and three float32 tensors of 2^28 bytes of logits
         passing = 16_384 * 2 * 3 * (4096 + 4096 + 14336) + 12 * (2**28 // (4 * 128256)) * 128256
-        assert known[stage]["scorer"] == pytest.approx(weights + head + passing), "beside vLLM"
+        assert known[stage]["scorer"] == pytest.approx(weights + head + passing), "vLLM has the rest"
         assert known[stage]["KV cache"] == profile.vllm.cache_gb * 2**30, "which takes what it was given"
     sft = known["sft"]
     assert sft["saving"] + sft["activations"] + sft["gradients"] == 2 * weights, (
