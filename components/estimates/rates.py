@@ -22,8 +22,8 @@ DECODING = {"torch": 0.14, "vllm": 0.6}
 @dataclass(frozen=True)
 class Rates:
     """Throughput in tokens per second. `learn`: of all ranks, per adapter (see `adapter_key`); `score` and
-    `sample`: of a stage's engines, which are on one machine. In a stage that trains, every rank samples and
-    scores: `spread` times as many devices.
+    `sample`: of a stage's engines. In a stage that trains, every rank samples and scores: `spread` times as
+    many devices.
     """
 
     learn: Mapping[str, float]
@@ -75,10 +75,10 @@ def stated_rates(recipe: Recipe, profile: Profile, shape: Shape, *, length: floa
 
 
 def engine_devices(profile: Profile) -> float:
-    """Devices that sample and score in a stage that does not train: those of its engine processes, on the one
-    machine that runs it. A vLLM server is counted as all devices of a machine.
+    """Devices that sample and score in a stage that does not train: those of its engine processes on all
+    machines. A vLLM server is counted as all devices of a machine.
     """
     machine, options = profile.hardware.devices / profile.machines, plain(profile)
     if profile.engine == "vllm" and profile.vllm.server:
         return machine
-    return min(machine, engine_processes(options) * gpus_per_engine(options))
+    return profile.machines * min(machine, engine_processes(options) * gpus_per_engine(options))

@@ -50,15 +50,15 @@ class Hardware:
 @record
 class Profile:
     """Hardware profile: training and inference backends, ranks, batch sizes; never the method. `ranks`
-    processes train together, one per GPU, an equal number on each of `machines`; `engines` processes sample
-    and score together, on one machine.
+    processes train together, one per GPU, an equal number on each of `machines`; `engines` processes on each
+    of them sample and score together.
     """
 
     name: str = "cpu"  # the file's name
     learner: Literal["torch", "deepspeed"] = "torch"  # training backend
     ranks: Count = 1  # training processes, over all machines
-    machines: Count = 1  # nodes of multi-node training
-    engines: Count | None = None  # inference engine processes, one per device; null: the ranks of one machine
+    machines: Count = 1  # nodes
+    engines: Count | None = None  # inference engine processes of a machine, one per device; null: its ranks
     zero_stage: Literal[0, 1, 2, 3] = 2  # DeepSpeed ZeRO
     offload_optimizer: Bool = False  # optimiser state in host memory
     offload_parameters: Bool = False  # parameters in host memory; ZeRO 3
@@ -96,8 +96,8 @@ class Profile:
 
 
 def engine_processes(profile: Mapping[str, Any]) -> int:
-    """Number of inference engine processes of a stage. A vLLM engine may use several GPUs, a server serves
-    all.
+    """Number of inference engine processes of a stage on one machine. A vLLM engine may use several GPUs, a
+    server serves all.
     """
     if profile.get("engines"):
         return int(profile["engines"])

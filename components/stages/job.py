@@ -7,6 +7,7 @@ without any orchestrator or tracker. The code here is part of every stage's stor
 from __future__ import annotations
 
 import resource
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -58,10 +59,11 @@ def run_job(
         sharding(request["does"], work.progress) as shards,
     ):
         meta = function(Job(request["options"], inputs, work)) or {}
-    usage = list(shards.usage.values()) if shards else []  # of engine processes
+    usage = shards.usage if shards else {}  # of engine processes
+    here = [peak for (host, _), (_, peak) in usage.items() if host == socket.gethostname()]
     spent = {
-        "cpu_seconds": round(processor_seconds() - before + sum(cpu for cpu, _ in usage), 2),
-        "peak_gb": round((peak_bytes() + sum(peak for _, peak in usage)) / 1e9, 3),
+        "cpu_seconds": round(processor_seconds() - before + sum(cpu for cpu, _ in usage.values()), 2),
+        "peak_gb": round((peak_bytes() + sum(here)) / 1e9, 3),
         **peak_gpu(),
     }
     return {**meta, **record(work.product, agreed), "spent": spent}

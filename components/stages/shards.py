@@ -1,4 +1,5 @@
-"""Shards of a stage: its requests and texts split into slices, computed by one inference engine per device.
+"""Shards of a stage: its requests and texts split into slices, computed by one inference engine per device of
+every machine.
 
 A slice is a part of one call of an engine (`generate` or `score`). Its result is kept in the stage's work
 folder, so that a new attempt computes only the slices that are missing. Slices are handed to idle engine
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,7 +25,7 @@ from typing import Any, final
 from ratchet.components.inference.choose import Kind, engine_of
 from ratchet.components.recipes.families import family_of
 from ratchet.components.stages import progress
-from ratchet.components.stages.slices import Shards, Slice, run_slice, split
+from ratchet.components.stages.slices import Arrivals, Shards, Slice, run_slice, split
 from ratchet.components.text.chat import encode, encode_whole
 from ratchet.components.text.codec import Codec
 from ratchet.components.training.packing import pack
@@ -38,20 +40,21 @@ BATCHES = 4
 
 
 _shards: Shards | None = None
-_engines: Sequence[Connection] = ()
+_engines: tuple[Sequence[Connection], Arrivals | None] = (), None
 
 
-def connect(engines: Sequence[Connection]) -> None:
-    """Set the engine processes of this stage process."""
+def connect(engines: Sequence[Connection], arrivals: Arrivals | None = None) -> None:
+    """Set the engine processes of this stage process, and where those of other machines arrive."""
     global _engines
-    _engines = engines
+    _engines = engines, arrivals
 
 
 @contextlib.contextmanager
 def sharding(does: str, folder: Path) -> Iterator[Shards | None]:
     """While active, engines of `sharded_engine` split their calls, if the kind of stage does."""
     global _shards
-    _shards = Shards(folder / FOLDER, list(_engines)) if does in STAGES else None
+    engines, arrivals = _engines
+    _shards = Shards(folder / FOLDER, list(engines), arrivals) if does in STAGES else None
     try:
         yield _shards
     finally:
@@ -204,4 +207,5 @@ def serve(
             elif path != model["path"]:
                 engine.load(Path(model["path"]))
             engines[model["number"]] = (model["path"], engine)
-            connection.send(("result", (run_slice(engine, one), os.getpid(), *usage())))
+            result = run_slice(engine, one)
+            connection.send(("result", (result, socket.gethostname(), os.getpid(), *usage())))

@@ -1,16 +1,19 @@
-"""Slices of an engine's calls: computed in this process or by engine processes, and kept on disk."""
+"""Slices of an engine's calls: computed in this process or by engine processes, here and on other machines,
+and kept on disk.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import json
+import socket
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from ratchet.components.errors import StageError
 from ratchet.components.stages import progress
@@ -34,16 +37,38 @@ class Slice:
     key: str
 
 
+@final
+class Arrivals:
+    """Engine processes that connect while a stage runs, added by the thread that accepts them. `signal` is
+    readable when there are some.
+    """
+
+    def __init__(self) -> None:
+        self._new = deque[Connection]()
+        self.signal, self._write = socket.socketpair()
+
+    def add(self, engine: Connection) -> None:
+        self._new.append(engine)
+        self._write.send(b"1")
+
+    def take(self) -> Connection:
+        """The next one; waits for it."""
+        self.signal.recv(1)
+        return self._new.popleft()
+
+
 @dataclass
 class Shards:
     """Results of slices in `folder`, and the connections to the engine processes; none: this process
-    computes them. `models`: number of models so far. `usage`: CPU seconds and peak bytes by engine process.
+    computes them. `arrivals`: engine processes of other machines. `models`: number of models so far.
+    `usage`: CPU seconds and peak bytes by engine process (host, process id).
     """
 
     folder: Path
     engines: list[Connection] = field(default_factory=list)
+    arrivals: Arrivals | None = None
     models: int = 0
-    usage: dict[int, tuple[float, float]] = field(default_factory=dict)
+    usage: dict[tuple[str, int], tuple[float, float]] = field(default_factory=dict)
 
     def compute(
         self, slices: Sequence[Slice], model: Mapping[str, Any], local: Callable[[Slice], list[Any]]
@@ -76,7 +101,10 @@ class Shards:
         model: Mapping[str, Any],
     ) -> None:
         idle, busy, lost = deque(self.engines), dict[Connection, int](), Counter[int]()
+        arrivals = [self.arrivals.signal] if self.arrivals else []
         while waiting or busy:
+            while wait(arrivals, timeout=0):
+                idle.append(self._arrived())
             while waiting and idle and max(lost.values(), default=0) < ATTEMPTS:
                 engine, number = idle.popleft(), waiting.popleft()
                 busy[engine] = number
@@ -89,8 +117,9 @@ class Shards:
                     "again to continue, with fewer `engines` in the profile if it happens again",
                     died=True,
                 )
-            for engine in wait(list(busy)):
-                assert isinstance(engine, Connection)
+            for engine in wait([*busy, *arrivals]):
+                if not isinstance(engine, Connection):
+                    continue  # arrivals: taken above
                 try:
                     kind, value = engine.recv()
                 except (EOFError, OSError):
@@ -106,11 +135,17 @@ class Shards:
                     raise value
                 else:
                     number = busy.pop(engine)
-                    result, process, *used = value
-                    self.usage[process] = tuple(used)
+                    result, host, process, *used = value
+                    self.usage[host, process] = tuple(used)
                     results[number] = self._keep(slices[number], result)
                     lost.pop(number, None)
                     idle.append(engine)
+
+    def _arrived(self) -> Connection:
+        assert self.arrivals is not None
+        engine = self.arrivals.take()
+        self.engines.append(engine)
+        return engine
 
     def _read(self, one: Slice) -> list[Any] | None:
         """The result of an earlier attempt, if it is complete."""

@@ -77,11 +77,15 @@ def disk_errors(doing: str) -> Iterator[None]:
         raise
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Replace a small file atomically: readers see the old text or the new one."""
+def write_atomic(path: Path, text: str, *, private: bool = False) -> None:
+    """Replace a small file atomically: readers see the old text or the new one. `private`: only this user
+    may read it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with disk_errors(f"writing {path}"), temporary.open("w") as file:
+        if private:
+            temporary.chmod(0o600)
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

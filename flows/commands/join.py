@@ -8,7 +8,8 @@ from ratchet.flows.commands.options import OUT, Home
 
 
 def join(home: Home = OUT) -> None:
-    """Join this node to multi-node training stages of a home (`machines` of the profile), until Ctrl-C.
+    """Join this node to the stages of a home that use several machines (`machines` of the profile), until
+    Ctrl-C: training waits for it, sampling and scoring take it when it comes.
 
     All nodes need the home under the same path, the same code, and a trusted network. Start it on every node
     but the one that runs.
@@ -25,6 +26,6 @@ def join(home: Home = OUT) -> None:
     except KeyboardInterrupt:
         console.print(
             "Stopped. A stage with ranks on this machine ends; the same `ratchet run` resumes it from "
-            "its last checkpoint."
+            "its last checkpoint. One with engines here continues without them."
         )
         raise typer.Exit(130) from None

@@ -1,13 +1,15 @@
 """Engine processes of a stage: one inference engine per device, beside the stage's own process.
 
 They are forked from the launcher's fork server and connected to the stage's process by pipes
-(`components/stages/shards.py`). They end with the stage and with the flow process.
+(`components/stages/shards.py`). They end with the stage and with the flow process. Those of other machines:
+`tasks/process/remote_engines.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,21 +21,24 @@ from ratchet.tasks.process.child import send_error, set_up_process
 
 
 def engines_of(request: Mapping[str, Any]) -> int:
-    """Number of engine processes of a stage; 1 is the stage's own process."""
+    """Number of engine processes of a stage on this machine; 0: it computes in its own process."""
     profile = request["options"].get("profile")
-    return engine_processes(profile) if profile and request["does"] in STAGES else 1
+    if not profile or request["does"] not in STAGES:
+        return 0
+    count = engine_processes(profile)
+    return count if count > 1 or int(profile.get("machines", 1)) > 1 else 0
 
 
 def start_engines(
     context: Any, request: Mapping[str, Any], count: int, log: Path, devices: Sequence[str]
 ) -> tuple[list[Any], list[Any]]:
-    """The processes, and the stage's ends of their connections; none for a single engine."""
+    """The processes, and the stage's ends of their connections."""
     workers, connections = [], []
-    for number in range(count if count > 1 else 0):
+    for number in range(count):
         ours, theirs = context.Pipe()
         place = (number, count, tuple(devices))
         given = (theirs, request["does"], request["options"]["profile"], place, str(log), os.getpid())
-        process = context.Process(target=_serve, args=given, daemon=False)
+        process = context.Process(target=serve_slices, args=given, daemon=False)
         process.start()
         theirs.close()
         workers.append(process)
@@ -50,7 +55,7 @@ def stop_engines(workers: Sequence[Any]) -> None:
             process.join()
 
 
-def _serve(
+def serve_slices(
     connection: Any,
     does: str,
     profile: Mapping[str, Any],
@@ -62,7 +67,7 @@ def _serve(
     number, count, devices = place
     set_up_process(parent, log)
     print(f"engine {number + 1} of {count}: process {os.getpid()}", flush=True)
-    where = f"stage {does!r}: engine {number + 1} of {count}"
+    where = f"stage {does!r}: engine {number + 1} of {count} on {socket.gethostname()}"
     try:
         _choose_gpus(profile, number, count, devices)
         from ratchet.components.stages.job import computing, peak_bytes, processor_seconds

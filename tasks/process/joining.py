@@ -1,10 +1,13 @@
-"""Worker node (`ratchet join`): runs this machine's ranks of multi-node training stages."""
+"""Worker node (`ratchet join`): runs this machine's ranks of multi-node training stages, and its engines of
+stages that sample and score.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import logging
+import multiprocessing
 import os
 import signal
 import socket
@@ -14,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ratchet.tasks.process.ranks import JOB, Job, missing_devices, run_ranks
+from ratchet.tasks.process.remote_engines import devices_needed, other_version, serve_job
 
 
 def join(home: Path, say: Callable[[str], None]) -> NoReturn:
@@ -33,9 +37,24 @@ def join(home: Path, say: Callable[[str], None]) -> NoReturn:
                 say(f"{job.name} of {job.leader} cannot use this machine: {wrong}")
                 continue
             prepare()
-            _run_job(job, say)
+            (_serve_job if job.key else _run_job)(job, say)
             break
         time.sleep(1.0)
+
+
+def _serve_job(job: Job, say: Callable[[str], None]) -> None:
+    log, name = _log(job), f"{job.name} of {job.leader}"
+    say(f"{name}: {job.ranks_per_machine} of {job.ranks} engines here (log: {log})")
+    try:
+        serve_job(job, log)
+        say(f"{name}: done")
+    except (OSError, EOFError, multiprocessing.AuthenticationError) as error:
+        say(f"{name} ended without this machine ({type(error).__name__}: {error})")
+
+
+def _log(job: Job) -> str:
+    """This machine's log file of a stage: the disk may be shared."""
+    return str(Path(job.log).with_suffix(f".{socket.gethostname()}.log"))
 
 
 def _run_job(job: Job, say: Callable[[str], None]) -> None:
@@ -43,8 +62,7 @@ def _run_job(job: Job, say: Callable[[str], None]) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
 
-    log = str(Path(job.log).with_suffix(f".{socket.gethostname()}.log"))  # the disk may be shared
-    name = f"{job.name} of {job.leader}"
+    log, name = _log(job), f"{job.name} of {job.leader}"
     say(f"{name}: {job.ranks_per_machine} of {job.ranks} ranks here (log: {log})")
     try:
         try:
@@ -88,4 +106,6 @@ def rejection_reason(file: Path, job: Job) -> str:
             f"{job.endpoint} does not answer ({error}); if that stage still waits, set RATCHET_ADDRESS on "
             "its machine to an address reachable from here"
         )
-    return missing_devices(job.ranks_per_machine)
+    if not job.key:  # ranks compare their versions themselves
+        return missing_devices(job.ranks_per_machine)
+    return other_version(job) or missing_devices(devices_needed(job))

@@ -22,6 +22,7 @@ from ratchet.components.errors import StageError
 from ratchet.tasks.process.child import PRELOAD, interrupts_blocked, killed_by, send_error, set_up_process
 from ratchet.tasks.process.engines import engines_of, start_engines, stop_engines
 from ratchet.tasks.process.ranks import execute_on_ranks, ranks_of
+from ratchet.tasks.process.remote_engines import inviting
 
 ENVIRONMENT = {
     # Keep freed memory for the next training step. By default glibc returns it to the system, at a cost of a
@@ -51,7 +52,7 @@ def launch(
     """
     engines = engines_of(request)
     # CUDA reads CUDA_VISIBLE_DEVICES once per process
-    if inline and ranks_of(request) == engines == 1 and not devices:
+    if inline and ranks_of(request) == 1 and not engines and not devices:
         from ratchet.components.stages.run import execute
 
         return execute(request)
@@ -149,8 +150,10 @@ def _child(
         from ratchet.components.stages.run import execute
         from ratchet.components.stages.shards import connect
 
-        connect(engines)
-        send.send(("meta", execute(request) if ranks_of(request) == 1 else execute_on_ranks(request, log)))
+        with inviting(request, log) as arrivals:
+            connect(engines, arrivals)
+            meta = execute(request) if ranks_of(request) == 1 else execute_on_ranks(request, log)
+        send.send(("meta", meta))
     except BaseException as error:
         advice = "use a smaller profile (tokens_per_microbatch, max_num_seqs) and run again"
         send_error(send, f"stage {request['does']!r}", error, advice, log)

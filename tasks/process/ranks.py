@@ -42,7 +42,9 @@ REPORT_SECONDS = 15.0  # timeout for reports of other machines after a failure
 
 @dataclass(frozen=True)
 class Job:
-    """A stage of `ranks` processes on `machines` nodes with a rendezvous at `endpoint`."""
+    """A stage of `ranks` processes on `machines` nodes, which meet at `endpoint`: the ranks of a training
+    stage, or, with a `key`, the inference engines of another, which need the versions `code`.
+    """
 
     request: Mapping[str, Any]
     log: str
@@ -52,6 +54,8 @@ class Job:
     leader: str = field(default_factory=socket.gethostname)
     since: float = field(default_factory=time.time)
     id: str = field(default_factory=lambda: secrets.token_hex(8))
+    key: str = field(default="", repr=False)
+    code: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ranks_per_machine(self) -> int:

@@ -322,7 +322,7 @@ def test_published_8b_setup_fits(profile: str) -> None:
     assert all(c.seconds > 0 for c in costs if c.learn or c.sample)
 
 
-def test_training_is_divided_by_all_devices_and_sampling_by_those_of_one_machine() -> None:
+def test_training_and_sampling_are_divided_by_the_devices_of_all_machines() -> None:
     """4 × 8 GPUs of 989e12 FLOP/s, of which training reaches 25 % and scoring 18 %, and 3350e9 B/s at 60 %;
     P = 8,030,261,248 parameters.
     """
@@ -334,13 +334,13 @@ def test_training_is_divided_by_all_devices_and_sampling_by_those_of_one_machine
     }
     trains, scores = 989e12 * 0.25, 989e12 * 0.18  # FLOP/s of a device
     passed = 2 * 8_030_261_248  # FLOP of a token forward
-    # 20,000 prompts of 1,024 tokens, 8 answers of 2,048, all read by the reward model, on 8 devices
-    assert costs["annotate_1"] == pytest.approx(20_000 * 8 * 3072 * passed / (8 * scores) + 60)
+    # 20,000 prompts of 1,024 tokens, 8 answers of 2,048, all read by the reward model
+    assert costs["annotate_1"] == pytest.approx(20_000 * 8 * 3072 * passed / (32 * scores) + 60)
     # 512 rows at a time; a step reads the weights (2 P) and 512 × 3,072 tokens of 4 × 32 layers × 1,024 bytes
-    step = (passed + 512 * 3072 * 4 * 32 * 1024) / (8 * 3350e9 * 0.6)
-    prompts = 20_000 * 1024 * passed / (8 * scores)
+    step = (passed + 512 * 3072 * 4 * 32 * 1024) / (32 * 3350e9 * 0.6)
+    prompts = 20_000 * 1024 * passed / (32 * scores)
     assert costs["rollout_1"] == pytest.approx(20_000 * 8 * 2048 / 512 * step + prompts + 60)
-    # two answers a prompt, two epochs; forward, again for checkpointing, and backward: 4 passes; 32 devices
+    # two answers a prompt, two epochs; forward, again for checkpointing, and backward: 4 passes
     assert costs["optimise_1"] == pytest.approx(20_000 * 2 * 2 * 3072 * 4 * passed / (32 * trains) + 180)
     # 500,000 texts of 8,192 tokens; 1,000 texts of validation 16 times, which the ranks share
     texts = 500_000 * 4 / trains + 16 * 1000 / scores
@@ -350,11 +350,11 @@ def test_training_is_divided_by_all_devices_and_sampling_by_those_of_one_machine
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"ranks": 32, "machines": 4}, 8),
-        ({"ranks": 32, "machines": 4, "engines": 2}, 2),
-        ({"ranks": 32, "machines": 4, "engine": "vllm", "vllm": Vllm(tensor_parallel=4)}, 8),
+        ({"ranks": 32, "machines": 4}, 32),
+        ({"ranks": 32, "machines": 4, "engines": 2}, 8),
+        ({"ranks": 32, "machines": 4, "engine": "vllm", "vllm": Vllm(tensor_parallel=4)}, 32),
         ({"ranks": 32, "machines": 4, "engine": "vllm", "vllm": Vllm(server="http://there")}, 8),
-        ({"ranks": 32, "machines": 4, "engines": 99}, 8),
+        ({"ranks": 32, "machines": 4, "engines": 99}, 32),
         ({"ranks": 32}, 32),
     ],
 )

@@ -1,0 +1,121 @@
+"""Engine processes of other machines: a stage that samples or scores accepts them, `ratchet join` starts
+them.
+
+The stage's process listens on a port and describes the job in `job.json` of its workspace, as a training
+stage does (`tasks/process/ranks.py`). It begins with the engines of its own machine and hands slices to
+others as they connect; the slice of an engine that is gone is computed by another. Connections are those of
+`multiprocessing.connection`, which both sides authenticate with the job's key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+from typing import Any
+
+from ratchet.components.recipes.profile import engine_processes, gpus_per_engine
+from ratchet.components.stages.shards import STAGES
+from ratchet.components.stages.slices import Arrivals
+from ratchet.components.storage.store import Workspace, write_atomic
+from ratchet.tasks.machine.provenance import code_versions
+from ratchet.tasks.process.engines import serve_slices, stop_engines
+from ratchet.tasks.process.ranks import JOB, Job
+
+KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
+"""Seconds and probes after which the connection to a machine that lost power counts as closed."""
+
+
+def takes_engines(request: Mapping[str, Any]) -> bool:
+    """Whether a stage samples or scores on engines of several machines."""
+    profile = request["options"].get("profile")
+    return bool(profile) and request["does"] in STAGES and int(profile.get("machines", 1)) > 1
+
+
+@contextlib.contextmanager
+def inviting(request: Mapping[str, Any], log: str) -> Iterator[Arrivals | None]:
+    """Accept engine processes of other machines while the stage runs; None if it takes none."""
+    if not takes_engines(request):
+        yield None
+        return
+    profile, work = request["options"]["profile"], Workspace(Path(request["work"]))
+    machines, key = int(profile["machines"]), secrets.token_hex(32)
+    engines = engine_processes(profile) * machines
+    arrivals = Arrivals()
+    with Listener(("", 0), backlog=engines, authkey=key.encode()) as listener:
+        host = os.environ.get("RATCHET_ADDRESS", socket.gethostname())
+        job = Job(
+            request, log, engines, machines, f"{host}:{listener.address[1]}", key=key, code=code_versions()
+        )
+        threading.Thread(target=_accept, args=(listener, arrivals), name="engines", daemon=True).start()
+        write_atomic(work.root / JOB, json.dumps(asdict(job)), private=True)
+        try:
+            yield arrivals
+        finally:
+            (work.root / JOB).unlink(missing_ok=True)
+
+
+def _accept(listener: Listener, arrivals: Arrivals) -> None:
+    """Hand over connections until the listener is closed. One that closes early was a look at the port."""
+    while True:
+        try:
+            engine = listener.accept()
+        except (EOFError, ConnectionError, multiprocessing.AuthenticationError):
+            continue
+        except OSError:
+            return
+        _keep_alive(engine)
+        print(f"an engine on {listener.last_accepted[0]} joined", flush=True)  # pyright: ignore[reportOptionalSubscript]
+        arrivals.add(engine)
+
+
+def serve_job(job: Job, log: str) -> None:
+    """Start this machine's engine processes and wait until the stage ends, or they do. `OSError` and
+    `AuthenticationError` if the stage cannot be reached.
+    """
+    context = multiprocessing.get_context("forkserver")
+    host, port = job.endpoint.rsplit(":", 1)
+    profile, count = job.request["options"]["profile"], job.ranks_per_machine
+    workers = []
+    try:
+        for number in range(count):
+            with Client((host, int(port)), authkey=job.key.encode()) as connection:
+                _keep_alive(connection)
+                given = (connection, job.request["does"], profile, (number, count, ()), log, os.getpid())
+                process = context.Process(target=serve_slices, args=given, daemon=False)
+                process.start()
+            workers.append(process)
+        for process in workers:
+            process.join()
+    finally:
+        stop_engines(workers)
+
+
+def devices_needed(job: Job) -> int:
+    """GPUs that this machine's engines of a job use."""
+    return job.ranks_per_machine * gpus_per_engine(job.request["options"]["profile"])
+
+
+def other_version(job: Job) -> str:
+    """Which version differs between this machine and the job's, as a message; empty if none does."""
+    ours = code_versions()
+    for name, theirs in job.code.items():
+        if ours[name] != theirs:
+            return f"{name} is {theirs} on {job.leader} and {ours[name]} here; both need the same version"
+    return ""
+
+
+def _keep_alive(connection: Connection) -> None:
+    with socket.socket(fileno=os.dup(connection.fileno())) as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE.items():
+            if hasattr(socket, name):  # Linux
+                other.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
