@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ratchet.components.models.attention import SHARED, PackedPlan, Variant
+from ratchet.components.models.attention import SHARED, PackedPlan
+from ratchet.components.models.attention_types import Variant
 
 
 class PrefillPlan(PackedPlan):

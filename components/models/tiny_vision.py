@@ -43,6 +43,8 @@ def add_vision(
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
     tokenizer, llama = load_tokenizer(language), load_policy(language, attention="sdpa")
+    # the folder it was read from would be part of the saved model
+    llama.config.name_or_path = ""  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
     tokenizer.add_tokens([IMAGE_TOKEN], special_tokens=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

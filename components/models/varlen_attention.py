@@ -8,16 +8,13 @@ are consecutive; the kernel aligns its causal mask with their end, where the seg
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
+from ratchet.components.models.attention_types import Segment, Variant
 from ratchet.components.models.products import mixed_precision
-
-if TYPE_CHECKING:
-    from ratchet.components.models.attention import Segment, Variant
 
 HALF = (torch.bfloat16, torch.float16)
 LARGEST_HEAD = 256

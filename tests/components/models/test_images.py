@@ -100,6 +100,11 @@ def test_sampled_log_probs_are_those_of_the_learner(tiny_vision_model) -> None:
             assert logprobs[len(r.tokens) :] == pytest.approx(sample.logprobs, abs=1e-4)
 
 
+def test_the_model_does_not_say_where_its_language_model_was(tiny_vision_model, tiny_model) -> None:
+    assert str(tiny_model.resolve()) not in (tiny_vision_model / "config.json").read_text()
+    assert str(tiny_model) not in (tiny_vision_model / "config.json").read_text()
+
+
 def test_the_vision_encoder_is_trained_and_saved(tiny_vision_model, groups, tmp_path) -> None:
     learner = TorchLearner(tiny_vision_model, learning_rate=1e-2)
     name = "model.vision_tower.embeddings.patch_embedding.weight"

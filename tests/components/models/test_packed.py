@@ -10,7 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from ratchet.components.errors import ContractError
 from ratchet.components.models import reading
-from ratchet.components.models.attention import PackedPlan, Variant, register
+from ratchet.components.models.attention import PackedPlan, register
+from ratchet.components.models.attention_types import Variant
 from ratchet.components.models.cached_attention import Cache, DecodePlan
 from ratchet.components.models.forward import model_outputs
 from ratchet.components.models.logprobs import chosen_logprobs

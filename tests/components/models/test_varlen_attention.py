@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models import varlen_attention
-from ratchet.components.models.attention import PackedPlan, Variant
+from ratchet.components.models.attention import PackedPlan
+from ratchet.components.models.attention_types import Variant
 from ratchet.components.types import Request
 
 ROWS = [
