@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -97,6 +98,45 @@ def test_the_stage_waits_for_its_labels_and_scores_the_judged_answers(job: Job) 
     columns = people(made, Context())
     assert columns["reward.people"] == [group.columns["people"] for group in made]
     assert columns["label_weight"] == [group.columns["label_weight"] for group in made]
+
+
+def test_labels_through_the_page_are_those_that_the_annotators_would_give_directly(job: Job) -> None:
+    """Rewards, and so all that learns from them, are what the same annotators make of the items without a
+    page: they err in the same comparisons.
+    """
+    folder, over = job.work.progress / QUEUE, threading.Event()
+    errors = {"x": 0.3, "y": 0.5}
+    rewards = {(f"q{i}", f"a{j}"): float(j) for i in range(8) for j in range(3)}
+
+    def annotators() -> None:
+        while not (folder / "items.jsonl").exists():
+            over.wait(0.05)
+        with Queue(folder) as queue, serving(make_app(queue)) as base:
+            answer(base, [Annotator(name, error) for name, error in errors.items()], rewards, over, seed=3)
+
+    job.options["people"]["labels"] = 8
+    thread = threading.Thread(target=annotators)
+    thread.start()
+    try:
+        ask(job)
+    finally:
+        over.set()
+        thread.join()
+    made, items = read_groups(job.work.product / "groups.parquet"), read_items(job.work.product)
+    direct = []
+    for label in read_labels(job.work.product):
+        item = next(one for one in items if one.id == label.item)
+        shown = [item.answers[i] for i in label.order]
+        values = [rewards[item.prompt[-1]["content"], text] for text in shown]
+        own = Annotator(label.annotator, errors[label.annotator]).label(
+            item, values.index(max(values)), range(2), random.Random(f"3/{label.annotator}/{item.id}")
+        )
+        assert own.choice is not None
+        direct.append(replace(own, choice=label.order[own.choice], order=label.order))
+    expected = scored(read_groups(job.path("groups") / "groups.parquet"), items, direct)
+    assert [group.columns["people"] for group in made] == [group.columns["people"] for group in expected]
+    columns = [column for group in made for column in group.columns["people"]]
+    assert len(made) == 8 and columns != [0.0, 1.0] * 8, "some labels are wrong"
 
 
 def test_a_stage_that_was_killed_continues_with_the_labels_it_has(job: Job) -> None:
