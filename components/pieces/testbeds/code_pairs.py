@@ -26,8 +26,8 @@ def code_pairs(
     boxes are asked about on a day, so the question most similar to one is that about the day's other box.
 
     Shows: whether a reward model reads the prompt. That an answer is the code of some box decides every pair,
-    and the prompt is needed only where both answers are codes (`consistency`, `contrast_instructions`). Does
-    not show: generalisation to other boxes, or prompts that differ in more than a word.
+    and the prompt is needed only where both answers are codes (`consistency`, `contrast_instructions`).
+    Does not show: generalisation to other boxes, or prompts that differ in more than a word.
     """
     rng = random.Random(f"code_pairs {seed}")
     codes = [f"{code:0{length}d}" for code in rng.sample(range(10**length), boxes)]

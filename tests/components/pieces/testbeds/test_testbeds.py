@@ -39,6 +39,20 @@ def test_a_testbed_says_what_it_shows_and_its_rows_are_readable(name: str, tmp_p
     assert generate(first, tmp_path).read_text() == text != generate(second, tmp_path).read_text()
 
 
+def test_code_pairs_need_the_prompt_only_where_both_answers_are_codes(tmp_path: Path) -> None:
+    made = rows("code_pairs?seed=3&size=200&boxes=5", tmp_path)
+    found, days = dict[str, set[str]](), dict[str, list[str]]()
+    for row in made:
+        box, day = row["prompt"][0]["content"].removesuffix(": code?").split(", day ")
+        found.setdefault(box, set()).add(row["chosen"][0]["content"])
+        days.setdefault(f"{row['split']} {day}", []).append(box)
+    assert len(found) == 5 and all(len(codes) == 1 for codes in found.values()), "a box has one code"
+    codes = set.union(*found.values())
+    assert len(codes) == 5 and not codes & {row["rejected"][0]["content"] for row in made}
+    assert all(len(set(boxes)) == 2 for boxes in days.values()), "the most similar question is the other box"
+    assert len({row["prompt"][0]["content"] for row in made}) == len(made)
+
+
 def test_shipped_testbeds_generate_the_bytes_of_earlier_versions(tmp_path: Path) -> None:
     def digest(address: str) -> str:
         return hashlib.sha256(generate(address, tmp_path).read_bytes()).hexdigest()[:12]
