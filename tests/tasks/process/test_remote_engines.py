@@ -91,9 +91,9 @@ def remote_log(folder: Path) -> str:
 def test_two_machines_sample_what_one_does_and_go_on_when_one_leaves(
     joined: subprocess.Popen[str], inputs: dict[str, Artifact], tmp_path: Path
 ) -> None:
-    alone, log = sampling(tmp_path, inputs, 1, tokens=200), tmp_path / "log"
+    alone, log = sampling(tmp_path, inputs, 1, tokens=60), tmp_path / "log"
     launch(alone, log)
-    together = sampling(tmp_path, inputs, 2, tokens=200)
+    together = sampling(tmp_path, inputs, 2, tokens=60)
     engine = threading.Event()  # holds the engine of this machine until the other one has joined
 
     def hold() -> None:
