@@ -46,8 +46,8 @@ def _serve_job(job: Job, say: Callable[[str], None]) -> None:
     log, name = _log(job), f"{job.name} of {job.leader}"
     say(f"{name}: {job.ranks_per_machine} of {job.ranks} engines here (log: {log})")
     try:
-        serve_job(job, log)
-        say(f"{name}: done")
+        killed = serve_job(job, log)
+        say(f"{name}: {f'{killed} engines were killed (out of memory?)' if killed else 'done'}")
     except (OSError, EOFError, multiprocessing.AuthenticationError) as error:
         say(f"{name} ended without this machine ({type(error).__name__}: {error})")
 

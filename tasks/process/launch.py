@@ -22,7 +22,7 @@ from ratchet.components.errors import StageError
 from ratchet.tasks.process.child import PRELOAD, interrupts_blocked, killed_by, send_error, set_up_process
 from ratchet.tasks.process.engines import engines_of, start_engines, stop_engines
 from ratchet.tasks.process.ranks import execute_on_ranks, ranks_of
-from ratchet.tasks.process.remote_engines import inviting
+from ratchet.tasks.process.remote_engines import accept_engines
 
 ENVIRONMENT = {
     # Keep freed memory for the next training step. By default glibc returns it to the system, at a cost of a
@@ -150,7 +150,7 @@ def _child(
         from ratchet.components.stages.run import execute
         from ratchet.components.stages.shards import connect
 
-        with inviting(request, log) as arrivals:
+        with accept_engines(request, log) as arrivals:
             connect(engines, arrivals)
             meta = execute(request) if ranks_of(request) == 1 else execute_on_ranks(request, log)
         send.send(("meta", meta))

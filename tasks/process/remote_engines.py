@@ -41,7 +41,7 @@ def takes_engines(request: Mapping[str, Any]) -> bool:
 
 
 @contextlib.contextmanager
-def inviting(request: Mapping[str, Any], log: str) -> Iterator[Arrivals | None]:
+def accept_engines(request: Mapping[str, Any], log: str) -> Iterator[Arrivals | None]:
     """Accept engine processes of other machines while the stage runs; None if it takes none."""
     if not takes_engines(request):
         yield None
@@ -77,9 +77,9 @@ def _accept(listener: Listener, arrivals: Arrivals) -> None:
         arrivals.add(engine)
 
 
-def serve_job(job: Job, log: str) -> None:
-    """Start this machine's engine processes and wait until the stage ends, or they do. `OSError` and
-    `AuthenticationError` if the stage cannot be reached.
+def serve_job(job: Job, log: str) -> int:
+    """Start this machine's engine processes and wait until the stage ends, or they do; returns how many were
+    killed. `OSError` and `AuthenticationError` if the stage cannot be reached.
     """
     context = multiprocessing.get_context("forkserver")
     host, port = job.endpoint.rsplit(":", 1)
@@ -95,6 +95,7 @@ def serve_job(job: Job, log: str) -> None:
             workers.append(process)
         for process in workers:
             process.join()
+        return sum(process.exitcode != 0 for process in workers)
     finally:
         stop_engines(workers)
 

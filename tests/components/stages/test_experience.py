@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from ratchet.components.models.load import load_tokenizer, new_reward, save_mode
 from ratchet.components.pieces.rewards.reward_model import reward_model
 from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.profile import Profile
+from ratchet.components.stages import shards
 from ratchet.components.stages.experience import context_of, select
 from ratchet.components.stages.job import Job, run_job
 from ratchet.components.storage.store import Workspace
@@ -125,3 +127,17 @@ def test_a_stage_multiplies_in_the_precision_of_its_profile(
     }
     found = run_job(lambda job: {"mixed": products.MIXED}, request)
     assert found["mixed"] is (precision == "bfloat16") and not products.MIXED
+
+
+def test_memory_is_that_of_this_machine_and_processor_time_that_of_all(tmp_path: Path) -> None:
+    """5 seconds and 9 TB of an engine elsewhere, 7 seconds and 1 TB of one here."""
+    (tmp_path / "product").mkdir()
+    options = {"profile": plain(Profile(threads=1))}
+    request = {"does": "annotate", "options": options, "inputs": {}, "work": str(tmp_path)}
+
+    def stage(job: Job) -> None:
+        assert shards._shards is not None
+        shards._shards.usage |= {("elsewhere", 1): (5.0, 9e12), (socket.gethostname(), 1): (7.0, 1e12)}
+
+    spent = run_job(stage, request)["spent"]
+    assert 12 <= spent["cpu_seconds"] < 20 and 1000 < spent["peak_gb"] < 1100

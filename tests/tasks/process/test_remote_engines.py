@@ -28,7 +28,7 @@ from ratchet.components.types import Artifact
 from ratchet.tasks.process.joining import jobs, rejection_reason
 from ratchet.tasks.process.launch import launch
 from ratchet.tasks.process.ranks import JOB
-from ratchet.tasks.process.remote_engines import inviting, takes_engines
+from ratchet.tasks.process.remote_engines import accept_engines, takes_engines
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG = 600.0
@@ -88,8 +88,9 @@ def remote_log(folder: Path) -> str:
     return ""
 
 
+@pytest.mark.parametrize("lost", ["machine", "engine"])
 def test_two_machines_sample_what_one_does_and_go_on_when_one_leaves(
-    joined: subprocess.Popen[str], inputs: dict[str, Artifact], tmp_path: Path
+    lost: str, joined: subprocess.Popen[str], inputs: dict[str, Artifact], tmp_path: Path
 ) -> None:
     alone, log = sampling(tmp_path, inputs, 1, tokens=60), tmp_path / "log"
     launch(alone, log)
@@ -105,7 +106,11 @@ def test_two_machines_sample_what_one_does_and_go_on_when_one_leaves(
     def leave() -> None:
         slices = Path(together["work"]) / "progress" / "shards"
         until(lambda: remote_log(tmp_path) and len(list(slices.glob("*.json"))) >= 1)
-        joined.send_signal(signal.SIGTERM)
+        if lost == "machine":
+            joined.send_signal(signal.SIGTERM)
+        else:
+            (pid,) = re.findall(r"engine 1 of 1: process (\d+)", remote_log(tmp_path))
+            os.kill(int(pid), signal.SIGKILL)
         engine.set()
 
     threads = [threading.Thread(target=one) for one in (hold, leave)]
@@ -116,6 +121,9 @@ def test_two_machines_sample_what_one_does_and_go_on_when_one_leaves(
         thread.join()
     assert table(together) == table(alone) and found["counts"]["responses"] == 64
     assert not (Path(together["work"]) / JOB).exists()
+    if lost == "engine":
+        until(lambda: "1 engines were killed" in (tmp_path / "join.out").read_text())
+        joined.send_signal(signal.SIGTERM)
     assert joined.wait(LONG) == 130
     said = (tmp_path / "join.out").read_text()
     assert "stage 'rollout'" in said and "1 of 2 engines here" in said and "Stopped." in said, said
@@ -128,7 +136,7 @@ def test_engines_need_the_key_and_the_same_code(
 ) -> None:
     monkeypatch.setenv("RATCHET_ADDRESS", "127.0.0.1")
     request = sampling(tmp_path, inputs, 2)
-    with inviting(request, str(tmp_path / "log")) as arrivals:
+    with accept_engines(request, str(tmp_path / "log")) as arrivals:
         assert arrivals is not None
         ((file, job),) = jobs(tmp_path)
         assert stat.S_IMODE(file.stat().st_mode) == 0o600 and job.key not in repr(job)
@@ -149,8 +157,8 @@ def test_engines_need_the_key_and_the_same_code(
     assert not file.exists()
 
 
-def test_one_machine_and_other_stages_invite_nobody(inputs: dict[str, Artifact], tmp_path: Path) -> None:
-    with inviting(sampling(tmp_path, inputs, 1), "log") as arrivals:
+def test_one_machine_and_other_stages_accept_no_engines(inputs: dict[str, Artifact], tmp_path: Path) -> None:
+    with accept_engines(sampling(tmp_path, inputs, 1), "log") as arrivals:
         assert arrivals is None and not jobs(tmp_path)
     assert not takes_engines(
         {"does": "sft", "options": {"profile": plain(Profile(machines=2, ranks=2, learner="deepspeed"))}}
