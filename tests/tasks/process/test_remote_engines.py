@@ -31,7 +31,7 @@ from ratchet.tasks.process.ranks import JOB
 from ratchet.tasks.process.remote_engines import accept_engines, takes_engines
 
 ROOT = Path(__file__).resolve().parents[3]
-LONG = 600.0
+LONG = 120.0
 
 
 def sampling(home: Path, inputs: dict[str, Artifact], machines: int, tokens: int = 12) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def test_a_testbed_says_what_it_shows_and_its_rows_are_readable(name: str, tmp_p
 
 
 def test_code_pairs_need_the_prompt_only_where_both_answers_are_codes(tmp_path: Path) -> None:
-    made = rows("code_pairs?seed=3&size=200&boxes=5", tmp_path)
+    made = rows("code_pairs?seed=3&size=200&boxes=5&length=1", tmp_path)
     found, days = dict[str, set[str]](), dict[str, list[str]]()
     for row in made:
         box, day = row["prompt"][0]["content"].removesuffix(": code?").split(", day ")
