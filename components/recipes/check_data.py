@@ -188,7 +188,7 @@ def splits_read(recipe: Recipe) -> dict[str, str]:
     read: dict[str, str | None] = {}
     made: set[str] = set()
     for phase in sections(recipe):
-        for key in ("data", "validation"):
+        for key in ("data", "validation", "also"):
             name = getattr(phase.section, key, None)
             if name not in made and not (recipe.demonstrate and phase.where in ("sft", "reward")):
                 read[f"{phase.where}.{key}"] = name
@@ -215,11 +215,13 @@ def check_kinds(recipe: Recipe) -> None:
     made: set[str] = set()
     for phase in sections(recipe):
         section, where = phase.section, phase.where
-        if isinstance(section, Reward) and section.data not in made and kind_of(section.data) not in PAIRS:
-            raise RecipeError(
-                f"{where}.data: expected a split of preference pairs ({', '.join(PAIRS)}), got "
-                f"{section.data!r}"
-            )
+        if isinstance(section, Reward):
+            for key, name in {"data": section.data, "also": section.also}.items():
+                if name and name not in made and kind_of(name) not in PAIRS:
+                    raise RecipeError(
+                        f"{where}.{key}: expected a split of preference pairs ({', '.join(PAIRS)}), got "
+                        f"{name!r}"
+                    )
         if (
             isinstance(section, Sft)
             and section.data not in made

@@ -100,12 +100,15 @@ def _check_phase(
         flow.through("select", section.select, models, f"{where}.select")
         return flow
     if isinstance(section, Reward):
-        if not flow.pairs:
-            what = f"{source.where} makes none" if source else f"the split {section.data!r} has none"
-            raise RecipeError(
-                f"{where}.data: expected preference pairs, but {what}; expected a split of pairs "
-                f"({', '.join(PAIRS)}), or a phase with a selector that makes pairs, such as contrast"
-            )
+        others, more = made.get(section.also, (flow_of(section.also or section.data), None))
+        read = [("data", section.data, flow, source), ("also", section.also, others, more)]
+        for key, name, groups, maker in read:
+            if name and not groups.pairs:
+                what = f"{maker.where} makes none" if maker else f"the split {name!r} has none"
+                raise RecipeError(
+                    f"{where}.{key}: expected preference pairs, but {what}; expected a split of pairs "
+                    f"({', '.join(PAIRS)}), or a phase with a selector that makes pairs, such as contrast"
+                )
         _check_reward(section, where, flow, made.get(section.validation, (flow, None))[1])
     elif any((section.annotate, section.select, section.prepare)):
         if section.validation and not isinstance(section, Sft):
@@ -178,6 +181,11 @@ def _check_preferences(recipe: Recipe, section: Preferences, models: set[str]) -
         raise RecipeError(
             f"reward.data: with a `preferences` section expected 'reward' and 'reward_validation', "
             f"got {recipe.reward.data!r} and {recipe.reward.validation!r}"
+        )
+    if recipe.reward and recipe.reward.also and recipe.demonstrate and recipe.demonstrate.reward:
+        raise RecipeError(
+            f"reward.also: got {recipe.reward.also!r}, but the pairs of `demonstrate.reward` come with those "
+            "of `preferences` already; leave one of the two out"
         )
 
 

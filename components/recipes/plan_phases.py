@@ -135,16 +135,20 @@ def _learn(planner: Planner, phase: Phase, section: Learn) -> str:
 
 
 def _reward(planner: Planner, phase: Phase, section: Reward) -> None:
-    """One stage a member. Pairs of `preferences` come with those of `demonstrate`."""
+    """One stage a member. Pairs of `preferences` come with those of `demonstrate`, others with `also`."""
     stage, file = planner.source(section.data)
     held_out, other = planner.source(section.validation)
     inputs = {"policy": planner.start(phase), "data": stage}
     inputs |= {"validation_data": held_out} if held_out != stage else {}
-    recipe = planner.recipe
-    if stage == "preferences" and recipe.demonstrate and recipe.demonstrate.reward:
-        inputs["demonstrations"] = "demonstrations"
-    options = {key: value for key, value in plain(section).items() if key not in ("of", "seed", "does")}
+    options = {
+        key: value for key, value in plain(section).items() if key not in ("also", "of", "seed", "does")
+    }
     options |= {"data": file, "validation": other, "where": phase.where}
+    recipe = planner.recipe
+    if section.also:
+        inputs["also"], options["also"] = planner.source(section.also)
+    elif stage == "preferences" and recipe.demonstrate and recipe.demonstrate.reward:
+        inputs["also"], options["also"] = "demonstrations", file
     if answered := planner.answers.get(section.validation):
         inputs["answers"], options["verified_by"] = answered[0], plain(answered[1])
     for member, model in enumerate(phase.models):

@@ -150,6 +150,7 @@ class Reward:
 
     fit: Fit  # training
     data: str = "reward"  # split of pairs to train on, or earlier phase that makes pairs
+    also: str = ""  # a second one, such as an earlier batch of labels; empty: none
     validation: str = "reward_validation"  # split or phase of held-out pairs, for the certificate
     layers: Count | None = None  # keep the first layers of the backbone; null: all
     pool: Literal["last", "mean"] = "last"  # what the head reads: the last token, or the mean over the answer

@@ -48,13 +48,11 @@ def reward(job: Job) -> dict[str, Any]:
     seed = options["seed"] + 1000 * options["member"]
     tokenizer = load_tokenizer(job.path("policy"))
     pairs, counts, warnings = encoded(job, options["where"], tokenizer)
-    if (
-        "demonstrations" in job.inputs
-    ):  # train on pairs of the base model's answers too; held-out pairs stay those of the recipe's data
-        own, read, more = encoded(job, options["where"], tokenizer, source="demonstrations")
+    if "also" in job.inputs:  # held-out pairs stay those of `validation`
+        others, read, more = encoded(job, options["where"], tokenizer, "also", source="also")
         pairs, counts, warnings = (
-            pairs + own,
-            counts | {f"of the base model: {what}": number for what, number in read.items()},
+            pairs + others,
+            counts | {f"also {what}": number for what, number in read.items()},
             warnings + more,
         )
     held_out, more, worse = encoded(job, options["where"], tokenizer, "validation")

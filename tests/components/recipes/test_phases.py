@@ -171,6 +171,16 @@ def test_a_dumped_recipe_with_phases_is_read_again(tmp_path: Path) -> None:
             {},
             "phases.judge.data: expected preference pairs",
         ),
+        (
+            {"best": TRIES, "tries": PAIRS, "judge": {**JUDGE, "also": "best"}},
+            {},
+            "phases.judge.also: expected preference pairs, but phases.best makes none",
+        ),
+        (
+            {"tries": PAIRS, "judge": {**JUDGE, "also": "tires"}},
+            {},
+            "phases.judge.also: 'tires' is neither a split nor",
+        ),
         ({"tries": PAIRS, "warm": {**SFT, "data": "tries"}}, {}, "would also train on the rejected answers"),
         (
             {"tries": {**TRIES, "annotate": []}},

@@ -160,7 +160,7 @@ def test_base_model_pairs_train_but_do_not_certify_the_reward_model(tiny_home: P
         for name in ("preferences", "demonstrations")
     )
     reward_meta = pipeline.artifact("reward").meta
-    assert (reward_meta["counts"]["kept"], reward_meta["counts"]["of the base model: kept"]) == (
+    assert (reward_meta["counts"]["kept"], reward_meta["counts"]["also kept"]) == (
         len(own),
         len(base),
     ) and min(len(own), len(base)) > 0

@@ -63,6 +63,19 @@ phases:
     fit: {{updates: {{reward_model: [ranking.bradley_terry]}}, batch: 8}}
   main:{STEPS.replace("[rewards.length,", "[{name: rewards.reward_model, model: judge},").replace("reward: reward.length", "reward: reward.judge")}
 """  # noqa: E501
+BATCHES = f"""
+phases:
+  tries:{TRIES}    select: [{{name: best_worst, reward: reward.length}}]
+  first: {{does: groups, data: tries, select: [{{name: uniform, share: 0.25}}]}}
+  second: {{does: groups, data: tries, select: [{{name: uniform, share: 0.5}}]}}
+  judge:
+    does: reward
+    data: second
+    also: first
+    validation: tries_validation
+    certificate: {{min_accuracy: null, max_ties: null}}
+    fit: {{updates: {{reward_model: [ranking.bradley_terry]}}, batch: 8}}
+"""
 CYCLE = f"""
 cycle: [tries, main]
 cycles: 2
@@ -112,6 +125,17 @@ def test_groups_of_a_phase_teach_a_reward_model_that_a_later_phase_uses(
     assert pairs and all(len(pair.trajectories) == 2 for pair in pairs)
     assert "certificate" in pipeline.artifact("judge").meta
     assert final_stage(pipeline) == "main" and model_of(pipeline, "judge") == "phased-reward"
+
+
+def test_a_reward_model_learns_from_two_sets_of_pairs(tiny_home: Path, tmp_path: Path) -> None:
+    pipeline = run(opened(tmp_path, BATCHES + "register: {}\n", tiny_home))
+    first, second = (
+        len(read_groups(pipeline.artifact(name).path / "groups.parquet")) for name in ("first", "second")
+    )
+    meta = pipeline.artifact("judge").meta
+    assert first and second and first != second
+    assert (meta["counts"]["also kept"], meta["counts"]["kept"]) == (first, second)
+    assert meta["steps"] == -(-(first + second) // 8)
 
 
 def test_a_cycle_samples_with_the_policy_of_the_pass_before(tiny_home: Path, tmp_path: Path) -> None:
