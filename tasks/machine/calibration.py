@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.components.errors import RecipeError, StageError
-from ratchet.components.estimates.costs import estimate
+from ratchet.components.estimates.costs import Cost, estimate
 from ratchet.components.estimates.rates import Rates, adapters, stated_rates
 from ratchet.components.estimates.shape import Shape, read_shape, shape_of, tiny_shape
 from ratchet.components.estimates.sizes import Split
-from ratchet.components.estimates.stage_costs import Cost
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.plan import source_digest
