@@ -227,18 +227,13 @@ def test_deploy_is_idempotent_and_lists_differences(tmp_path: Path) -> None:
     )
 
 
-def test_dry_run_prints_json_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dry_run_prints_the_changes_and_makes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server()
     monkeypatch.setattr("prefect.client.orchestration.get_client", lambda **_: contextlib.nullcontext(server))
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:4200/api"}):
-        done = CliRunner().invoke(app, ["deploy", "--file", str(written(tmp_path)), "--dry-run", "--json"])
-    said = json.loads(done.stdout)
-    assert (
-        said["carried_out"] is False
-        and said["server"].startswith("http://127.0.0.1")
-        and not server.deployments
-    )
-    assert {"what": "create", "kind": "deployment", "name": "toy", "differs": []} in said["changes"]
+        done = CliRunner().invoke(app, ["deploy", "--file", str(written(tmp_path)), "--dry-run"])
+    assert "create  deployment  toy" in done.stdout and "would change." in done.stdout
+    assert not server.deployments
 
 
 def test_container_jobs_request_gpus(tmp_path: Path) -> None:
