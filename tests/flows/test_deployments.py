@@ -48,7 +48,7 @@ def written(folder: Path, **deployment: Any) -> Path:
         "recipe": "sft",
         "profile": "test",
         "work_pool": {"name": "local"},
-        "schedules": [{"interval": 20}],
+        "schedules": [{"cron": "* * * * *"}],
         **deployment,
     }
     (folder / "deployments.yaml").write_text(
@@ -86,9 +86,7 @@ def test_commented_example_in_deployments_file_is_valid(tmp_path: Path) -> None:
             {"schedules": [{"cron": "0 2 * * *", "timezone": "Europe/Berlim"}]},
             "timezone 'Europe/Berlim' is not valid; did you mean 'Europe",
         ),
-        ({"schedules": [{"cron": "0 2 * * *", "interval": 60}]}, "exactly one of cron and interval"),
-        ({"schedules": [{}]}, "exactly one of cron and interval"),
-        ({"schedules": [{"interval": 0}]}, "interval: expected 1 or more, got 0"),
+        ({"schedules": [{}]}, r"schedules\[0\]: needs 'cron'"),
         ({"if_running": "wiat"}, "'wiat' is not one of wait, refuse"),
         ({"work_pool": {"name": "locl"}}, "no work pool named 'locl'; did you mean 'local'"),
         (
@@ -217,7 +215,7 @@ def test_deploy_is_idempotent_and_lists_differences(tmp_path: Path) -> None:
     )
     what, differs = changed["toy"]
     assert what == "update" and "if_running: 'ENQUEUE' -> 'CANCEL_NEW'" in differs
-    assert "schedules: ['every 20 s UTC'] -> ['cron 0 2 * * * Europe/Berlin']" in differs
+    assert "schedules: ['* * * * * UTC'] -> ['0 2 * * * Europe/Berlin']" in differs
     assert {what for name, (what, _) in changed.items() if name != "toy"} == {"keep"}
     renamed = deploy(written(tmp_path, name="other"), server)
     assert (
