@@ -152,7 +152,6 @@ def test_a_misspelt_run_suggests_the_nearest(tmp_path: Path) -> None:
         ("recipes", "list"),
         ("recipes", "explain", "sft"),
         ("doctor",),
-        ("gc",),
     ],
 )
 def test_reading_commands_print_json(tmp_path: Path, ask: tuple[str, ...]) -> None:
