@@ -135,11 +135,9 @@ def _queue_folder(source: str, home: Path, stage: str | None) -> Path:
     """The folder itself if it has a queue, else that of the run's queue, which may not exist yet."""
     if (Path(source) / "items.jsonl").is_file():
         return Path(source)
-    from ratchet.tasks.tracking.outcome import find_run
+    from ratchet.tasks.tracking.outcome import find_run, run_at
 
-    if Path(source).is_dir() and not any(
-        (run / "run.json").is_file() for run in (home / "runs" / source, Path(source))
-    ):
+    if Path(source).is_dir() and run_at(source, home) is None:
         raise RecipeError(
             f"{source}: neither a labelling queue (items.jsonl expected) nor a run (run.json expected); name "
             f"a run under {home / 'runs'} to make a queue from, or fill this folder with --import FILE"

@@ -16,6 +16,7 @@ from ratchet.components.errors import ContractError, RecipeError
 from ratchet.components.recipes.recipe import load
 from ratchet.flows.cli import app
 from ratchet.flows.compare import compare, metric_of
+from ratchet.flows.display import Display, open_console
 from ratchet.tasks.machine import checks, doctor
 from ratchet.tasks.registry import lineage
 from ratchet.tasks.tracking import reproduce
@@ -166,10 +167,10 @@ def test_compare_rejects_invalid_arguments_before_running(
     monkeypatch.setattr(
         importlib.import_module("ratchet.flows.post_training"), "post_training", lambda *_, **__: None
     )
-    found = compare(["chat"], seeds=[0], home=tmp_path, metric="final.gold")
+    found = compare(["chat"], "final.gold", [0], tmp_path, Display(open_console(quiet=True)))
     assert found["arms"]["chat"]["by_seed"] == [0.375]
     with pytest.raises(RecipeError, match=r"--metric: .*'win_rat'.*'win_rate'"):
-        compare(["chat"], seeds=[0], home=tmp_path, metric="win_rat")
+        metric_of({"chat": load("chat")[0]}, "win_rat")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +203,8 @@ def test_compare_pairs_recipes_by_seed_and_prompt(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(
         importlib.import_module("ratchet.flows.post_training"), "post_training", lambda *_, **__: None
     )
-    found = compare(["chat", "chat_offline"], seeds=range(3), home=tmp_path)
+    display = Display(open_console(quiet=True))
+    found = compare(["chat", "chat_offline"], "win_rate", range(3), tmp_path, display)
     assert found["metric"] == "win_rate" and found["arms"]["chat_offline"]["by_seed"] == [0.5, 0.5, 0.5]
     expected = {"mean": 0.475, "low": 0.475 - 12.706 * 0.025, "high": 0.475 + 12.706 * 0.025}
     assert found["differences"] == {"chat - chat_offline": pytest.approx(expected, abs=1e-4)}
