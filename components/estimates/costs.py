@@ -57,28 +57,23 @@ def estimate(
     shape: Shape,
     splits: Mapping[str, Split],
     rates: Rates | None,
-    last: Mapping[str, float],
 ) -> list[Cost]:
-    """Cost of every stage. `last`: seconds that the same stage took in an earlier run of the same model and
-    data, used for stages without token counts or with unknown throughput.
-    """
+    """Cost of every stage."""
     known = StageCosts(recipe, profile, shape, splits)
     costs = []
     for stage in stages.values():
         known.phase = section_at(recipe, stage.phase) if stage.phase else None
         cost = getattr(known, stage.does, known.other)(stage)
         cost.seconds = seconds(cost, rates)
-        if cost.tokens == 0 or math.isnan(cost.seconds):
-            cost.seconds = last.get(stage.name, math.nan)
         costs.append(cost)
     return costs
 
 
 def seconds(cost: Cost, rates: Rates | None) -> float:
-    """Seconds from tokens, throughput and model loads; nan if any is unknown. A stage that trains (it has a
-    `fit`) samples and scores on all ranks, any other one on the engines of one machine.
+    """Seconds from tokens, throughput and model loads; nan if any is unknown or there are no tokens. A stage
+    that trains (it has a `fit`) samples and scores on all ranks, any other one on the engines of one machine.
     """
-    if rates is None:
+    if rates is None or cost.tokens == 0:
         return math.nan
     learning = cost.learn / rates.learn[cost.adapter] if cost.learn else 0.0
     inference = cost.score / rates.score + cost.sample / rates.sample

@@ -58,7 +58,7 @@ def print_estimate(console: Any, pipeline: Any) -> None:
     timed = sum(cost.seconds for cost in todo if not isnan(cost.seconds))
     on = f"one of {hardware.devices} × {hardware.device}" if hardware.devices > 1 else hardware.device
     host = max(cost.host for cost in costs)
-    more = f", plus stages not measured yet: {', '.join(unknown)}" if unknown else ""
+    more = f", plus stages whose time is unknown: {', '.join(unknown)}" if unknown else ""
     lines = {
         "model": f"{shape.parameters / 1e6:,.1f} million parameters, {shape.layers} layers of {shape.hidden}",
         "peak": f"{gb(max(c.bytes for c in costs))} on {on}"
