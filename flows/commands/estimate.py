@@ -112,10 +112,11 @@ def _price(hardware: Any, seconds: float) -> str:
 def _rates(rates: Any, hardware: Any) -> str:
     if rates is None:
         return "none"
-    learn = ", ".join(f"{speed:,.0f} trained ({name})" for name, speed in rates.learn.items())
+    speeds = [f"{speed:,.0f} trained ({name})" for name, speed in rates.learn.items()]
+    speeds += [f"{rates.score:,.0f} scored", f"{rates.sample:,.0f} sampled tokens a second"]
     where = (
         "measured on this machine"
         if rates.source == "measured"
         else f"computed from the profile's figures for {hardware.device}, not measured ({rates.source})"
     )
-    return f"{learn}, {rates.score:,.0f} scored, {rates.sample:,.0f} sampled tokens a second, {where}"
+    return ", ".join([*speeds, where])

@@ -109,15 +109,16 @@ def curated_splits(pipeline: Pipeline) -> dict[str, Split]:
 
 
 def typical_length(pipeline: Pipeline, splits: Mapping[str, Split]) -> float:
-    """Typical length of a training text in tokens."""
+    """Typical length in tokens of a training text; without training, of an evaluated prompt and answer."""
     trained = [one.section for one in sections(pipeline.recipe) if hasattr(one.section, "fit")]
     online = next((section for section in trained if isinstance(section, Online)), None)
     if online:
         longest = online.rollout.get("max_tokens", 128)
         return longest + (splits[online.data].tokens if online.data in splits else longest)
     section = next((section for section in trained if isinstance(section, Learn | Reward)), None)
-    if section is None:
-        raise RecipeError(f"{pipeline.recipe.name} trains nothing: there is no training text to measure")
+    if section is None:  # trains nothing
+        evaluation = pipeline.recipe.evaluate
+        return 2.0 * (evaluation.max_tokens if evaluation else 128)
     most = float(section.max_tokens)
     return min(most, splits[section.data].tokens) if section.data in splits else most
 
