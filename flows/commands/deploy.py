@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ratchet.components.errors import RatchetError, ServiceError
+from ratchet.components.errors import ServiceError
 
 if TYPE_CHECKING:
     from ratchet.flows.changes import Change
@@ -44,8 +44,6 @@ def deploy(
             planned = changes(plan, templates, client, Path.cwd())
             for change in planned:
                 _apply(change, dry_run=dry_run, prune=prune)
-    except RatchetError:
-        raise
     except PrefectHTTPStatusError as error:
         hint = "; is PREFECT_API_AUTH_STRING right?" if error.response.status_code in (401, 403) else ""
         raise ServiceError(
