@@ -241,8 +241,8 @@ def is_loopback(host: str) -> bool:
     return host in LOOPBACK or host.startswith("127.")
 
 
-def _listener(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0: any free one."""
+def listener(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0: any free one. `ServiceError` if the address cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
@@ -252,16 +252,19 @@ def _listener(host: str, port: int) -> socket.socket:
         ) from error
 
 
-@contextlib.contextmanager
-def serving(app: FastAPI, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
-    """Serve an application from a thread of this process; yields its address. `ServiceError` if it cannot
-    listen there. Without an access log, which would name annotators.
-    """
-    bound = _listener(host, port)
+def server_of(app: FastAPI) -> uvicorn.Server:
+    """The uvicorn server of an application, without an access log, which would name annotators."""
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, limit_concurrency=256, lifespan="off"
     )
-    server = uvicorn.Server(config)
+    return uvicorn.Server(config)
+
+
+@contextlib.contextmanager
+def serving(app: FastAPI, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+    """Serve an application from a thread of this process; yields its address."""
+    bound = listener(host, port)
+    server = server_of(app)
     thread = threading.Thread(target=server.run, args=([bound],), name="labels", daemon=True)
     thread.start()
     end = time.monotonic() + 30
@@ -270,10 +273,14 @@ def serving(app: FastAPI, host: str = "127.0.0.1", port: int = 0) -> Iterator[st
     try:
         if not server.started:
             raise ServiceError(f"the labelling server on {host} did not start within 30 s")
-        yield f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
+        yield address(host, bound.getsockname()[1])
     finally:
         server.should_exit = True
         thread.join(10)
+
+
+def address(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def links(base: str, tokens: Mapping[str, str]) -> dict[str, str]:
