@@ -9,6 +9,7 @@ from pathlib import Path
 from prefect import flow
 
 from ratchet.components.errors import ContractError
+from ratchet.tasks.machine.system import sampled, samples_of
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.process.locks import gpu_slots
 from ratchet.tasks.remote.exchange import Exchange
@@ -43,9 +44,13 @@ def one_stage(
                     f"stage {stage!r} needs {name} {pipeline.stages[name].key[:16]}, which is not at "
                     f"{artifacts}"
                 )
-        with gpu_slots(gpus) as pipeline.devices:
-            made = make(pipeline, stage)
-        exchange.push(made)
+        samples = samples_of(pipeline.run.path)
+        with sampled(samples):
+            with gpu_slots(gpus) as pipeline.devices:
+                made = make(pipeline, stage)
+            exchange.push(made)
+        if samples.exists():  # missing on machines without system metrics
+            exchange.put_note(stage, key, samples)
     except BaseException as error:
         pipeline.end(
             "failed" if isinstance(error, Exception) else "stopped", error=f"{type(error).__name__}: {error}"

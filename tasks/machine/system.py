@@ -2,6 +2,7 @@
 
 MLflow's own monitor sends from a thread and loses what it cannot send. This one appends to
 `<run>/tracking/system.jsonl`, which is uploaded like all metrics files. A sample takes about a millisecond.
+Samples of a remote stage arrive with the stage's output.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ EVERY_SECONDS = 10.0
 DRIVER = Path("/dev/nvidiactl")  # exists if the NVIDIA driver is usable
 
 
-def samples_of(run: Path) -> Path:
-    """Samples file of a run."""
-    return run / "tracking" / "system.jsonl"
+def samples_of(run: Path, stage: str = "") -> Path:
+    """Samples file of a run, or of a remote `stage`."""
+    return run / "tracking" / (f"system-{stage}.jsonl" if stage else "system.jsonl")
 
 
 @contextlib.contextmanager
@@ -148,6 +149,13 @@ def _gpu(name: str, device: Any) -> dict[str, float]:
         with contextlib.suppress(nvml.NVMLError):
             found[f"{name}_{what}"] = look()
     return found
+
+
+def rebase_timestamps(file: Path, samples: str) -> str:
+    """Samples of another machine, with steps relative to the start of the samples in `file`."""
+    lines = [json.loads(line) for line in samples.splitlines()]
+    first = _first_time(file) or (lines[0]["time"] if lines else 0.0)
+    return "".join(json.dumps({**line, "step": round(line["time"] - first)}) + "\n" for line in lines)
 
 
 def _first_time(file: Path) -> float | None:

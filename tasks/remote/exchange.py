@@ -1,7 +1,8 @@
 """Artifact transfer between machines through a shared folder or an object store (any fsspec address).
 
-    <address>/products/<stage>-<key>.json   manifest of an artifact, uploaded last
-    <address>/files/<sha256>                every file once, by content
+    <address>/products/<stage>-<key>.json     manifest of an artifact, uploaded last
+    <address>/products/<stage>-<key>.<name>   additional files about the artifact, not part of it
+    <address>/files/<sha256>                  every file once, by content
 
 Every file is hashed while it is downloaded and compared with its manifest. Credentials are the file system's
 concern (`AWS_*`, `GOOGLE_*` variables).
@@ -72,7 +73,7 @@ class Exchange:
                 there = self._file(entry)
                 if not self.system.exists(there) or self.system.size(there) != entry["size"]:
                     self._put(artifact.path / name, there)
-            if not self.system.exists(there := self._manifest(manifest["stage"], artifact.digest)):
+            if not self.system.exists(there := self._about(manifest["stage"], artifact.digest, "json")):
                 self._put(artifact.path / MANIFEST, there)
 
     def pull(self, store: Store, stage: str, key: str) -> Artifact | None:
@@ -85,10 +86,9 @@ class Exchange:
         if (known := store.intact(stage, key)) is not None:
             return known
         with self._reached("downloading", stage):
-            try:
-                manifest = json.loads(self.system.cat_file(self._manifest(stage, key)))
-            except FileNotFoundError:
+            if (text := self._read(stage, key, "json")) is None:
                 return None
+            manifest = json.loads(text)
             self._check(manifest, stage, key)
             with store.working(stage, key) as work:
                 if (known := store.intact(stage, key)) is not None:  # another process was faster
@@ -103,8 +103,24 @@ class Exchange:
                 about = (manifest[name] for name in ("kind", "parents", "meta", "made_with"))
                 return store.publish(work, stage, key, *about)
 
-    def _manifest(self, stage: str, key: str) -> str:
-        return f"{self.root}/products/{stage}-{key}.json"
+    def put_note(self, stage: str, key: str, file: Path) -> None:
+        """Upload a file about an artifact, next to it."""
+        with self._reached("uploading a note of", stage):
+            self._put(file, self._about(stage, key, file.name))
+
+    def get_note(self, stage: str, key: str, name: str) -> str | None:
+        """Content of a file uploaded by `put_note`, or None."""
+        with self._reached("reading a note of", stage):
+            return self._read(stage, key, name)
+
+    def _read(self, stage: str, key: str, name: str) -> str | None:
+        try:
+            return self.system.cat_file(self._about(stage, key, name)).decode()
+        except FileNotFoundError:
+            return None
+
+    def _about(self, stage: str, key: str, name: str) -> str:
+        return f"{self.root}/products/{stage}-{key}.{name}"
 
     def _file(self, entry: Mapping[str, Any]) -> str:
         return f"{self.root}/files/{entry['sha256']}"
@@ -152,7 +168,8 @@ class Exchange:
             or (manifest["stage"], manifest["key"]) != (stage, key)
         ):
             raise StoreError(
-                f"{self.address}: invalid manifest of {stage} {key[:16]}; remove {self._manifest(stage, key)}"
+                f"{self.address}: invalid manifest of {stage} {key[:16]}; remove "
+                f"{self._about(stage, key, 'json')}"
             )
         for name in manifest["files"]:
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:

@@ -17,7 +17,9 @@ from typing import Any, cast
 from ratchet.components.errors import ServiceError, StageError
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.recipes.recipe import dump
+from ratchet.components.storage.store import write_atomic
 from ratchet.components.types import Artifact
+from ratchet.tasks.machine.system import rebase_timestamps, samples_of
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.remote.exchange import Exchange
 
@@ -48,6 +50,11 @@ class RemoteStage:
                 f"stage {stage.name!r}: {self.deployment} reports success, but the output is not at "
                 f"{self.exchange.address}; check that both machines use the same location"
             )
+        run = pipeline.run.path
+        # optional: system metrics of the worker
+        with contextlib.suppress(ServiceError, ValueError, KeyError):
+            if samples := self.exchange.get_note(stage.name, stage.key, samples_of(run).name):
+                write_atomic(samples_of(run, stage.name), rebase_timestamps(samples_of(run), samples))
         return made
 
     def _run(self, pipeline: Pipeline, stage: Stage) -> None:

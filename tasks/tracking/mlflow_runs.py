@@ -77,7 +77,7 @@ def mlflow_runs(run_dir: Path, report: str | None = None) -> dict[str, MlflowRun
         else:
             new = MlflowRun(name, ROOT, start)
         run = runs.setdefault(at, new)
-        run.files.append(product / "metrics.jsonl")
+        run.files += [product / "metrics.jsonl", samples_of(run_dir, name)]
         if name == state.get("failed_stage") and state.get("error"):
             run.tags["error"] = state["error"]
         if manifest is not None:

@@ -4,10 +4,12 @@ workers: test_deployments.py.)
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from prefect.client.schemas.objects import State, StateType
@@ -18,6 +20,7 @@ from ratchet.components.storage.run_directory import RunDirectory
 from ratchet.components.storage.store import Store
 from ratchet.components.types import Artifact
 from ratchet.flows.one_stage import one_stage
+from ratchet.tasks.machine.system import samples_of
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.remote import remote_stage
 from ratchet.tasks.remote.exchange import Exchange
@@ -105,7 +108,17 @@ def test_remote_stage_uploads_inputs_and_downloads_the_output(
         far = Store(tmp_path / "far")
         assert exchange.pull(far, "raw", "a" * 64), "the input did not lie there"
         exchange.push(finish(far, "sft", request["parameters"]["key"]))
+        (tmp_path / "system.jsonl").write_text(
+            "".join(
+                json.dumps({"step": s, "time": 1060.4 + s, "metrics": {"system/x": s}}) + "\n"
+                for s in (0, 10)
+            )
+        )
+        exchange.put_note("sft", request["parameters"]["key"], tmp_path / "system.jsonl")
 
+    ours = samples_of(pipeline.run.path)
+    ours.parent.mkdir(parents=True)
+    ours.write_text(json.dumps({"step": 0, "time": 1000.0, "metrics": {}}) + "\n")
     server = meet(Server(WAITING, RUNNING, DONE, worker=worker))
     pipeline.remote["sft"] = RemoteStage(exchange, "one_stage/nightly.sft")
     artifact = pipeline.make("sft")
@@ -122,6 +135,26 @@ def test_remote_stage_uploads_inputs_and_downloads_the_output(
         "artifacts": str(tmp_path / "between"),
     }
     assert pipeline.make("sft") == artifact and len(server.requests) == 1
+    seen = [json.loads(line) for line in samples_of(pipeline.run.path, "sft").read_text().splitlines()]
+    assert [(line["step"], line["time"], line["metrics"]["system/x"]) for line in seen] == [
+        (60, 1060.4, 0),
+        (70, 1070.4, 10),
+    ], "not on our clock"
+
+
+@pytest.mark.parametrize("note", ["", "{", '{"metrics": {}}\n', None])
+def test_invalid_note_does_not_discard_the_artifact(
+    note: str | None, tmp_path: Path, pipeline: Pipeline, meet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange = Exchange(str(tmp_path / "between"))
+    exchange.push(finish(Store(tmp_path / "far"), "sft", "b" * 64))
+    if note is None:
+        monkeypatch.setattr(exchange, "get_note", Mock(side_effect=ServiceError("away")))
+    else:
+        (tmp_path / "system.jsonl").write_text(note)
+        exchange.put_note("sft", "b" * 64, tmp_path / "system.jsonl")
+    pipeline.remote["sft"] = RemoteStage(exchange, "one_stage/nightly.sft")
+    assert pipeline.make("sft").path.exists() and not samples_of(pipeline.run.path, "sft").exists()
 
 
 def test_resumed_flow_submits_no_second_run(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
@@ -270,3 +303,31 @@ def test_worker_with_another_revision_is_an_error(tmp_path: Path) -> None:
         one_stage.fn(stage="sft", key=ours, **given)
     (state_file,) = (tmp_path / "far" / "runs").glob("*/run.json")
     assert json.loads(state_file.read_text())["state"] == "failed"
+
+
+def test_worker_samples_system_metrics_during_a_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ratchet.components.recipes.recipe import dump
+
+    flow, opened, between = (
+        importlib.import_module("ratchet.flows.one_stage"),
+        Pipeline.open("sft", home=tmp_path, profile="test"),
+        str(tmp_path / "between"),
+    )
+    monkeypatch.setattr(flow, "make", lambda pipeline, name: pipeline.make(name))
+    monkeypatch.setattr(flow, "PrefectPage", Mock)
+    key = opened.stages["raw"].key
+    one_stage.fn(
+        dump(opened.recipe, opened.profile),
+        stage="raw",
+        key=key,
+        run="sft-1",
+        artifacts=between,
+        home=str(tmp_path / "far"),
+    )
+    assert Exchange(between).pull(Store(tmp_path / "third"), "raw", key)
+    note = Exchange(between).get_note("raw", key, "system.jsonl")
+    assert note and note == samples_of(tmp_path / "far" / "runs" / "sft-1.raw").read_text()
+    samples = [json.loads(line) for line in note.splitlines()]
+    assert len(samples) >= 2 and samples[0]["metrics"]["system/run_memory_usage_megabytes"] > 0

@@ -14,6 +14,7 @@ import pytest
 
 from ratchet.components.errors import RecipeError, ServiceError
 from ratchet.tasks.data.versioning import digest
+from ratchet.tasks.machine.system import samples_of
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.tracking.live_upload import Tracking
 from ratchet.tasks.tracking.mlflow_runs import ROOT, mlflow_runs
@@ -244,6 +245,11 @@ def test_stages_of_a_round_share_one_mlflow_run_with_their_data_sets(pipeline: P
         "time": pytest.approx(time.time(), abs=600),
         "metrics": {"details/optimise.seconds": 1.0, "details/optimise.steps": 4.0},
     } in runs[STEP].points
+
+
+def test_system_metrics_of_another_machine_are_on_the_run_of_its_stage(pipeline: Pipeline) -> None:
+    seen = samples_of(pipeline.run.path, "rollout_1")
+    assert [key for key, run in mlflow_runs(pipeline.run.path).items() if seen in run.files] == [STEP]
 
 
 def test_mlflow_description_has_the_verdict_and_a_table_of_stages(pipeline: Pipeline) -> None:
