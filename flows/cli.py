@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from gc import freeze
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperOption
@@ -29,8 +28,8 @@ from ratchet.flows.commands.promote import promote, rollback
 from ratchet.flows.commands.recipes import app as recipes_app
 from ratchet.flows.commands.reproduce import reproduce
 from ratchet.flows.commands.show import print_outcome, runs, show
+from ratchet.flows.commands.stage import stage
 from ratchet.flows.running import Cancelled, environment_error, execute, finished
-from ratchet.flows.startup import servers, set_environment_defaults
 from ratchet.tasks.process.locks import IfRunning
 
 app = typer.Typer(
@@ -116,26 +115,6 @@ def ui(home: Home = OUT) -> None:
     serve(home)
 
 
-@app.command()
-def stage(
-    part: Annotated[
-        Literal["fetch", "curate", "train", "evaluate"], typer.Argument(help="A stage of dvc.yaml.")
-    ],
-    recipe: RecipeName,
-    home: Home = OUT,
-    set: Set = [],  # noqa: B006
-    profile: ProfileOption = None,
-) -> None:
-    """Run one DVC stage of a recipe and write its outputs where dvc.yaml expects; `dvc repro` calls it."""
-    from ratchet.flows.part import run_part
-
-    set_environment_defaults(home)
-    with (
-        servers() if part not in ("fetch", "curate") else contextlib.nullcontext()
-    ):  # these parts run without a flow
-        run_part(part, recipe, home=home, overrides=set, profile=profile)
-
-
 for command in (
     init,
     plan,
@@ -155,6 +134,7 @@ for command in (
     gc,
     doctor,
     join,
+    stage,
 ):
     app.command()(command)
 

@@ -17,7 +17,6 @@ from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.evaluation.measured import OF_ANSWERS, measured
 from ratchet.components.evaluation.verdicts import crossed
 from ratchet.components.recipes.arms import arms
-from ratchet.components.recipes.recipe import load
 from ratchet.components.recipes.schema import Recipe
 from ratchet.components.storage.store import write_atomic
 from ratchet.tasks.pipeline import Pipeline
@@ -28,32 +27,28 @@ WHOLE = (*OF_ANSWERS, "embedding_spread", "perplexity")
 
 def compare(
     recipes: Sequence[str],
-    *,
+    metric: str,
     seeds: Sequence[int],
     home: Path,
+    display: Any,
+    *,
     overrides: Sequence[str] = (),
     profile: str | None = None,
-    metric: str | None = None,
-    display: Any = None,
 ) -> dict[str, Any]:
-    """Run every recipe with every seed and compare `metric`, a per-prompt list in the evaluation's results
-    (None: see `metric_of`). `RecipeError` before the first run if a recipe does not measure it.
+    """Run every recipe with every seed and compare `metric` (see `metric_of`), a per-prompt list in the
+    evaluation's results.
 
     Returns per arm the mean of each seed and of all with a 95 % interval, and each arm's difference to the
     first. What recipes claim is checked by `ratchet claims`.
     """
     from ratchet.flows.post_training import post_training
 
-    metric = metric_of(
-        {name: load(name, overrides=overrides, profile=profile)[0] for name in recipes}, metric
-    )
     values: dict[str, np.ndarray] = {}
     for recipe in recipes:
         rows = []
         for seed in seeds:
             here = [*overrides, f"seed={seed}"]
-            if display:
-                display.console.print(f"{recipe}, seed {seed}", style="bold", markup=False)
+            display.console.print(f"{recipe}, seed {seed}", style="bold", markup=False)
             post_training(
                 recipe, home=str(home), overrides=here, profile=profile, until="evaluate", display=display
             )

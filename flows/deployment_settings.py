@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from ratchet.flows.deployments import Place, Schedule
 
-EPOCH = datetime(
-    2020, 1, 1, tzinfo=UTC
-)  # fixed anchor of intervals, so that deploying again does not shift them
 
-
-def prefect_schedule(s: Schedule) -> Any:
+def prefect_schedule(schedule: Schedule) -> Any:
     from prefect.client.schemas.actions import DeploymentScheduleCreate
-    from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
+    from prefect.client.schemas.schedules import CronSchedule
 
-    interval = timedelta(seconds=s.interval or 0)
     return DeploymentScheduleCreate(
-        active=s.active,
-        schedule=CronSchedule(cron=s.cron, timezone=s.timezone)
-        if s.cron
-        else IntervalSchedule(interval=interval, anchor_date=EPOCH, timezone=s.timezone),
+        active=schedule.active, schedule=CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
     )
 
 
@@ -65,14 +56,9 @@ def _gpu_variables(pool: str, count: int) -> dict[str, Any]:
 
 
 def readable(schedules: Sequence[Any]) -> list[str]:
-    """Schedules as readable text, sorted."""
-    lines = []
-    for deployed in schedules:
-        schedule = deployed.schedule
-        text = (
-            f"cron {schedule.cron}"
-            if hasattr(schedule, "cron")
-            else f"every {schedule.interval.total_seconds():.0f} s"
-        )
-        lines.append(f"{text} {schedule.timezone}{'' if deployed.active else ' (off)'}")
-    return sorted(lines)
+    """Schedules as readable text, sorted. One that a person added on Prefect's page may have no cron."""
+    return sorted(
+        f"{getattr(one.schedule, 'cron', one.schedule)} {one.schedule.timezone}"
+        f"{'' if one.active else ' (off)'}"
+        for one in schedules
+    )

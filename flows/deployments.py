@@ -44,10 +44,9 @@ class WorkPool:
 
 @record
 class Schedule:
-    """`cron` or `interval` (seconds), in a timezone of the tz database."""
+    """Cron expression of five fields, in a timezone of the tz database."""
 
-    cron: str | None = None
-    interval: Count | None = None
+    cron: str
     timezone: str = "UTC"
     active: Bool = True
 
@@ -199,10 +198,8 @@ def _check_schedule(schedule: Schedule, where: str) -> None:
     from prefect.client.schemas.schedules import CronSchedule
     from pydantic import ValidationError
 
-    if (schedule.cron is None) == (schedule.interval is None):
-        raise RecipeError(f"{where}: expected exactly one of cron and interval (seconds)")
     try:
-        CronSchedule(cron=schedule.cron or "0 0 * * *", timezone=schedule.timezone)
+        CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
     except ValidationError as error:
         if error.errors()[0]["loc"] == ("timezone",):
             from zoneinfo import available_timezones

@@ -33,7 +33,7 @@ from ratchet.components.recipes.check_data import check_files
 from ratchet.components.recipes.recipe import load
 from ratchet.components.storage.store import disk_errors, file_digest
 from ratchet.flows.cli import app
-from ratchet.flows.part import run_part
+from ratchet.flows.commands.stage import run_part
 from ratchet.tasks.pipeline import Pipeline
 
 ROOT = Path(__file__).resolve().parents[1]

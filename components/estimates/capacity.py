@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ratchet.components.errors import RecipeError
+from ratchet.components.estimates.costs import Cost
 from ratchet.components.estimates.memory import RESERVE, Parts
-from ratchet.components.estimates.stage_costs import Cost
 from ratchet.components.recipes.profile import Hardware, Profile
 
 

@@ -9,15 +9,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from ratchet.components.estimates.rates import Rates
+from ratchet.components.estimates.memory import PROCESS, Parts, trained, training
+from ratchet.components.estimates.rates import Rates, adapter_key
 from ratchet.components.estimates.shape import Shape
-from ratchet.components.estimates.sizes import Split
-from ratchet.components.estimates.stage_costs import Cost, StageCosts
+from ratchet.components.estimates.sizes import Sizes, Split, units
 from ratchet.components.recipes.phases import section_at
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.schema import Recipe
+
+SAVED = 20.0  # bytes per token in a groups artifact: id, mask, log-prob and text, compressed
+
+
+@dataclass
+class Cost:
+    """Cost of one stage. `memory`: peak bytes on one device by part; `host`: bytes of host memory; tokens by
+    kind of work, and seconds; nan where they are unknown.
+    """
+
+    stage: Stage
+    memory: Parts = field(default_factory=dict)
+    host: float = 0.0
+    disk: float = 0.0
+    learn: float = 0.0
+    score: float = 0.0
+    sample: float = 0.0
+    adapter: str = ""
+    models: int = 0
+    seconds: float = math.nan
+
+    @property
+    def bytes(self) -> float:
+        return sum(self.memory.values())
+
+    @property
+    def tokens(self) -> float:
+        return self.learn + self.score + self.sample
 
 
 def estimate(
@@ -27,30 +57,211 @@ def estimate(
     shape: Shape,
     splits: Mapping[str, Split],
     rates: Rates | None,
-    last: Mapping[str, float],
 ) -> list[Cost]:
-    """Cost of every stage. `last`: seconds that the same stage took in an earlier run of the same model and
-    data, used for stages without token counts or with unknown throughput.
-    """
+    """Cost of every stage."""
     known = StageCosts(recipe, profile, shape, splits)
     costs = []
     for stage in stages.values():
         known.phase = section_at(recipe, stage.phase) if stage.phase else None
         cost = getattr(known, stage.does, known.other)(stage)
         cost.seconds = seconds(cost, rates)
-        if cost.tokens == 0 or math.isnan(cost.seconds):
-            cost.seconds = last.get(stage.name, math.nan)
         costs.append(cost)
     return costs
 
 
 def seconds(cost: Cost, rates: Rates | None) -> float:
-    """Seconds from tokens, throughput and model loads; nan if any is unknown. A stage that trains (it has a
-    `fit`) samples and scores on all ranks, any other one on the engines of one machine.
+    """Seconds from tokens, throughput and model loads; nan if any is unknown or there are no tokens. A stage
+    that trains (it has a `fit`) samples and scores on all ranks, any other one on the engines of one machine.
     """
-    if rates is None:
+    if rates is None or cost.tokens == 0:
         return math.nan
     learning = cost.learn / rates.learn[cost.adapter] if cost.learn else 0.0
     inference = cost.score / rates.score + cost.sample / rates.sample
     spread = rates.spread if "fit" in cost.stage.options else 1.0
     return learning + inference / spread + cost.models * rates.load
+
+
+class StageCosts(Sizes):
+    """Cost of each kind of stage; method names are those of `Stage.does`."""
+
+    def other(self, stage: Stage) -> Cost:
+        return Cost(stage, {"process": PROCESS})
+
+    def fetch_model(self, stage: Stage) -> Cost:
+        return Cost(stage, {"process": PROCESS}, disk=self.saved if stage.name == "model_policy" else 0.0)
+
+    make_tiny = make_tiny_vision = make_new = fetch_model
+
+    def sft(self, stage: Stage) -> Cost:
+        options = stage.options
+        split = self.split(options["data"], options["limit"], options["max_tokens"])
+        cost = self.learned(stage, options["fit"], split, 1, self.shape)
+        if options["validation"] and options["fit"]["validate_every"]:
+            validation = self.split(options["validation"], options["limit_validation"], options["max_tokens"])
+            times = self.steps(options["fit"], split.groups) // options["fit"]["validate_every"] + 1
+            cost.score = times * validation.groups * validation.tokens
+        return cost
+
+    def reward(self, stage: Stage) -> Cost:
+        options = stage.options
+        split = self.split(options["data"], options["limit"], options["max_tokens"])
+        cost = self.learned(stage, options["fit"], split, 2, self.reward_shape)
+        validation = self.split(options["validation"], options["limit_validation"], options["max_tokens"])
+        read = [validation, split] if options["linear_probe"] else [validation]
+        cost.score = self.depth * sum(one.groups * 2 * one.tokens for one in read)
+        cost.learn *= self.depth
+        return cost
+
+    def demonstrate(self, stage: Stage) -> Cost:
+        """Sampling and scoring of a training and a validation split."""
+        options, rollout = stage.options, stage.options["rollout"] or {"max_tokens": 0}
+        answer, each = rollout.get("max_tokens", 128), rollout.get("responses_per_prompt", 1)
+        splits = [self.split(options[name], None, None) for name in ("data", "validation") if options[name]]
+        known, tokens = sum(split.known for split in splits), max(split.tokens for split in splits)
+        prompts, text = sum(split.groups for split in splits), tokens + answer
+        return Cost(
+            stage,
+            self.sampled(max(known, 1), answer, each, tokens),
+            disk=known * each * text * SAVED,
+            score=prompts * tokens + prompts * each * text * self.passes(options["annotate"]),
+            sample=float(prompts * each * answer),
+            models=1,
+        )
+
+    def prepare_offline(self, stage: Stage) -> Cost:
+        options = stage.options
+        split = self.split(options["data"], options["limit"], options["max_tokens"])
+        return Cost(
+            stage,
+            self.scored(0),
+            disk=split.known * 2 * split.tokens * SAVED,
+            score=self.passes([*options["annotate"], *options["prepare"]]) * split.groups * 2 * split.tokens,
+            models=1,
+        )
+
+    def optimise(self, stage: Stage) -> Cost:
+        fit = stage.options["fit"]
+        if stage.round is None:
+            section = self.phase
+            return self.learned(
+                stage, fit, self.split(section.data, section.limit, section.max_tokens), 2, self.shape
+            )
+        prompts, _, each = self.rollout_shape()
+        return self.learned(
+            stage, fit, Split(prompts, self.length()), self.chosen(fit["updates"], each), self.shape
+        )
+
+    def rollout(self, stage: Stage) -> Cost:
+        prompts, answer, each = self.rollout_shape()
+        return Cost(
+            stage,
+            self.sampled(prompts, answer, each),
+            disk=prompts * each * self.length() * SAVED,
+            score=prompts * self.prompt(),
+            sample=float(prompts * each * answer),
+            models=1,
+        )
+
+    def annotate(self, stage: Stage) -> Cost:
+        prompts, _, each = self.rollout_shape()
+        passes = self.passes(stage.options["annotate"])
+        watched = (
+            stage.options["watch"].get("kl_prompts", 0) if (stage.round or 0) > 1 else 0
+        ) * self.length()
+        return Cost(
+            stage,
+            self.scored(len(self.trained)),
+            disk=prompts * each * self.length() * SAVED,
+            score=prompts * each * self.length() * passes + watched,
+            models=1,
+        )
+
+    def select(self, stage: Stage) -> Cost:
+        prompts, _, each = self.rollout_shape()
+        rows = prompts * self.chosen(self.phase.fit.updates, each)
+        passes = self.passes(stage.options["prepare"])
+        return Cost(
+            stage,
+            self.scored(0),
+            disk=rows * self.length() * SAVED,
+            score=rows * self.length() * passes,
+            models=1,
+        )
+
+    def improve(self, stage: Stage) -> Cost:
+        prompts, answer, each = self.rollout_shape()
+        options = stage.options
+        cost = self.learned(
+            stage, options["fit"], Split(prompts * options["rounds"], self.length()), each, self.shape
+        )
+        engine = self.sampled(prompts, answer, each)
+        cost.memory = {
+            **cost.memory,
+            "engine": sum(engine.values()) - engine["KV cache"] - engine["process"],
+            "KV cache": engine["KV cache"],
+        }
+        rows = prompts * each * options["rounds"]
+        cost.score = (
+            rows * self.length() * self.passes([*options["annotate"], *options["prepare"]])
+            + rows / each * self.prompt()
+        )
+        cost.sample, cost.models = float(rows * answer), 2
+        return cost
+
+    def answers(self, stage: Stage) -> Cost:
+        """Sampling of one arm; with best-of-n decoding, n times as many answers, each scored."""
+        options, rollout, best_of = stage.options, stage.options["rollout"], stage.options.get("best_of")
+        held_out = self.split(options["data"], options["prompts"], None)
+        answer, each = rollout.get("max_tokens", 128), rollout.get("responses_per_prompt", 1)
+        drawn, text = each * (best_of["n"] if best_of else 1), held_out.tokens + answer
+        chosen = held_out.groups * drawn * text * self.passes(best_of["annotate"]) if best_of else 0.0
+        return Cost(
+            stage,
+            self.sampled(held_out.groups, answer, drawn, held_out.tokens),
+            disk=held_out.groups * each * text * SAVED,
+            score=held_out.groups * held_out.tokens + chosen,
+            sample=float(held_out.groups * drawn * answer),
+            models=1,
+        )
+
+    def evaluate(self, stage: Stage) -> Cost:
+        """Scoring of every arm's answers by reward models and metrics, and of human replies by every arm."""
+        options, memory = stage.options, self.scored(len(self.trained))
+        score = 0.0
+        for arm in options["arms"].values():
+            held_out = self.split(arm["data"], options["prompts"], None)
+            answer = arm["rollout"].get("max_tokens", 128)
+            rows = held_out.groups * arm["rollout"].get("responses_per_prompt", 1)
+            reads = len(self.trained) * self.depth + self.passes(options["metrics"])
+            human = min(options["perplexity_rows"], held_out.groups)
+            score += (rows * reads + human) * (held_out.tokens + answer)
+        return Cost(stage, memory, score=score, models=len(options["arms"]))
+
+    def learned(self, stage: Stage, fit: Mapping[str, Any], split: Split, rows: int, shape: Shape) -> Cost:
+        """Cost of a fit on `split`, whose groups have `rows` texts each; texts of one unit go through the
+        model together. Peak memory is reached in training or in saving: a checkpoint copies trained weights
+        and Adam state to the host, and the final weights are reloaded in float32 by the inference engine
+        while the learner exists.
+        """
+        read = units(fit["updates"])
+        together = rows if "group" in read else min(rows, 2) if "pair" in read else 1
+        packed = min(self.profile.tokens_per_microbatch, fit["batch"] * rows * split.tokens)
+        parts, host = training(shape, fit["adapter"], self.layout, max(packed, together * split.tokens))
+        memory = {"process": PROCESS, **parts}
+        gpu = self.profile.hardware.memory_gb is not None
+        if gpu or not self.layout.loaded:
+            learns, _ = trained(shape, fit["adapter"])
+            saving = max(
+                0 if gpu else (self.layout.weight + self.layout.optimiser) * learns, 4.0 * shape.parameters
+            )
+            memory["saving"] = max(0.0, saving - parts["activations"] - parts["gradients"])
+        passed = min(split.groups * fit["epochs"], self.steps(fit, split.groups) * fit["batch"])
+        return Cost(
+            stage,
+            memory,
+            host,
+            disk=4.0 * shape.parameters,
+            learn=passed * rows * split.tokens,
+            adapter=adapter_key(fit["adapter"]),
+            models=3,
+        )

@@ -14,11 +14,10 @@ from ratchet.components.types import Message, Prompt, Request
 
 @dataclass
 class Settings:
-    """Sampling settings. `tokens`: maximum answer length. `system`: system message, if not empty."""
+    """Sampling settings. `tokens`: maximum answer length."""
 
     temperature: float = 0.7
     tokens: int = 256
-    system: str = ""
 
 
 @dataclass
@@ -76,8 +75,7 @@ class Conversation:
 
     def _request(self, messages: list[Message], settings: Settings, seed: int) -> Request:
         """`ContractError` if the chat template rejects the messages or the context length is exceeded."""
-        system = [Message(role="system", content=settings.system)] if settings.system else []
-        tokens = self.engine.encode_prompt(Prompt("", (*system, *messages)))
+        tokens = self.engine.encode_prompt(Prompt("", tuple(messages)))
         longest = (
             getattr(self.engine.model.config, "max_position_embeddings", None)
             or len(tokens) + settings.tokens

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ratchet.flows.commands.options import OUT, Home, Json, ProfileOption, print_json
+from ratchet.flows.commands.options import OUT, Home, ProfileOption
 
 
 def certify(
@@ -24,7 +24,6 @@ def certify(
     ] = [],  # noqa: B006
     home: Home = OUT,
     profile: ProfileOption = None,
-    as_json: Json = False,
 ) -> None:
     """Evaluate a reward model on held-out pairs: accuracy, calibration, length bias, with intervals. Exit
     code 1 if it fails.
@@ -58,9 +57,6 @@ def certify(
         raise
     certificate = made.meta["certificate"]
     pipeline.end("finished")
-    if as_json:
-        print_json(certificate)
-        raise typer.Exit(not certificate["passed"])
     accuracy = certificate["accuracy"]
     verdict = "passed" if certificate["passed"] else "failed"
     typer.echo(

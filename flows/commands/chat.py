@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import sys
@@ -27,7 +26,6 @@ HELP = """\
 /reset            forget the conversation
 /temperature 0.7  0 is greedy
 /tokens 128       largest number of tokens per answer
-/system TEXT      system prompt; without TEXT, none
 /help             this list
 /quit             or Ctrl-D
 Ctrl-C stops the answers; the conversation goes on."""
@@ -131,15 +129,12 @@ class Chat:
                 model.history = []
             self.turn = 0
             self._say("the conversation is forgotten")
-        elif word == "system":
-            self.settings.system = value
-            self._say(f"system: {value}" if value else "no system message")
         elif word in ("temperature", "tokens"):
             if value:
                 setattr(self.settings, word, _number(word, value))
             self._say(f"{word} {getattr(self.settings, word)}")
         else:
-            known = ("reset", "temperature", "tokens", "system", "help", "quit")
+            known = ("reset", "temperature", "tokens", "help", "quit")
             raise RecipeError(f"unknown command {word!r}{nearest(word, known)}; /help lists the commands")
         return True
 
@@ -206,30 +201,6 @@ def titled(models: Sequence[str], home: Path) -> dict[str, Path]:
     }
 
 
-def _answer_once(session: Chat, question: str, paths: Mapping[str, Path] | None) -> None:
-    """Answer one question with every model. `paths`: directory of each model, to print the answers as JSON.
-    Exit code 1 if a model failed.
-    """
-    answers = session.ask(question)
-    if paths is not None:
-        rows = [
-            {
-                "model": title,
-                "path": str(paths[title]),
-                "text": answer.text,
-                "tokens": len(answer.tokens),
-                "stop": answer.stop,
-                **({"error": answer.error} if answer.error else {}),
-            }
-            for title, answer in answers.items()
-        ]
-        typer.echo(
-            json.dumps({"prompt": question, "seed": session.seed, "answers": rows}, ensure_ascii=False)
-        )
-    if any(answer.error for answer in answers.values()):
-        raise typer.Exit(1)
-
-
 def chat(
     models: Annotated[
         list[str],
@@ -243,17 +214,13 @@ def chat(
     once: Annotated[
         str | None, typer.Option(help="Answer this message once with each model and exit.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="With --once: print JSON.")] = False,
-    system: Annotated[str, typer.Option(help="System prompt.")] = "",
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")] = 0.7,
     tokens: Annotated[int, typer.Option(min=1, help="Largest number of tokens per answer.")] = 256,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Random seed. Default: a new one for each question.")
     ] = None,
 ) -> None:
-    """Chat with one or several models side by side."""
-    if as_json and once is None:
-        raise RecipeError("--json writes the answers to one message; add --once TEXT")
+    """Chat with one or several models side by side. With --once, exit code 1 if a model fails."""
     paths = titled(models, home)
     from ratchet.tasks.process.launch import environment
 
@@ -269,17 +236,14 @@ def chat(
     from ratchet.flows.display import open_console
 
     logging.disable_progress_bar()
-    console = open_console(quiet=as_json)
+    console = open_console()
     with console.status("loading") if console.is_terminal else contextlib.nullcontext():
         opened = {title: Conversation(path) for title, path in paths.items()}
-    session = Chat(
-        opened,
-        Settings(temperature, tokens, system),
-        console,
-        secrets.randbits(31) if once and seed is None else seed,
-    )
+    session = Chat(opened, Settings(temperature, tokens), console, seed)
     if once is not None:
-        return _answer_once(session, once, paths if as_json else None)
+        if any(answer.error for answer in session.ask(once).values()):
+            raise typer.Exit(1)
+        return
     console.print(session.banner(paths))
     console.print(Text("/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends", style="dim"))
     with contextlib.suppress(ImportError):

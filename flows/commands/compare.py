@@ -35,11 +35,9 @@ def compare(
     """Compare two runs: differences in recipe, code, packages and stage outputs, and in results with paired
     intervals. Or run recipes with several seeds and compare a metric, with intervals over seeds and prompts.
     """
-    runs = [
-        name
-        for name in names
-        if any((path / "run.json").exists() for path in (home / "runs" / name, Path(name)))
-    ]
+    from ratchet.tasks.tracking.outcome import run_at
+
+    runs = [name for name in names if run_at(name, home) is not None]
     if not runs:
         _check_known(names, home)
         _recipes(names, range(first_seed, first_seed + seeds), home, set, profile, metric, as_json)
@@ -116,25 +114,16 @@ def _recipes(
     as_json: bool,
 ) -> None:
     from ratchet.components.recipes.recipe import load
+    from ratchet.flows.compare import compare as run_all
     from ratchet.flows.compare import metric_of
+    from ratchet.flows.display import Display, open_console
 
     # validate all recipes before the first run
     metric = metric_of({name: load(name, overrides=overrides, profile=profile)[0] for name in names}, metric)
     set_environment_defaults(home)
-    from ratchet.flows.compare import compare as run_all
-    from ratchet.flows.display import Display, open_console
-
     console = open_console(stderr=as_json)
     with servers(), Display(console) as display:
-        comparison = run_all(
-            names,
-            seeds=seeds,
-            home=home,
-            overrides=overrides,
-            profile=profile,
-            metric=metric,
-            display=display,
-        )
+        comparison = run_all(names, metric, seeds, home, display, overrides=overrides, profile=profile)
     if as_json:
         return print_json(comparison)
     console.print(

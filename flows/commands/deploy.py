@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ratchet.components.errors import RatchetError, ServiceError
-from ratchet.flows.commands.options import Json, print_json
+from ratchet.components.errors import ServiceError
 
 if TYPE_CHECKING:
     from ratchet.flows.changes import Change
@@ -23,7 +22,6 @@ def deploy(
         bool,
         typer.Option("--prune", help="Delete deployments made by Ratchet that the file no longer contains."),
     ] = False,
-    as_json: Json = False,
 ) -> None:
     """Create or update work pools, GPU slots, schedules and alerts of a Prefect server (PREFECT_API_URL)."""
     from ratchet.flows.changes import changes
@@ -44,9 +42,8 @@ def deploy(
     try:
         with get_client(sync_client=True) as client:
             planned = changes(plan, templates, client, Path.cwd())
-            shown = [_apply(change, dry_run=dry_run, prune=prune, quiet=as_json) for change in planned]
-    except RatchetError:
-        raise
+            for change in planned:
+                _apply(change, dry_run=dry_run, prune=prune)
     except PrefectHTTPStatusError as error:
         hint = "; is PREFECT_API_AUTH_STRING right?" if error.response.status_code in (401, 403) else ""
         raise ServiceError(
@@ -54,8 +51,6 @@ def deploy(
         ) from error
     except HTTPError as error:
         raise ServiceError(f"the Prefect server at {address} does not answer: {error}") from error
-    if as_json:
-        return print_json({"server": address, "carried_out": not dry_run, "changes": shown})
     todo = sum(change.carry_out is not None and (prune or change.what != "remove") for change in planned)
     typer.echo(
         f"{todo} of {len(planned)} would change."
@@ -66,15 +61,13 @@ def deploy(
     )
 
 
-def _apply(change: Change, *, dry_run: bool, prune: bool, quiet: bool) -> dict[str, Any]:
-    """Print a change, carry it out, and return it as JSON."""
+def _apply(change: Change, *, dry_run: bool, prune: bool) -> None:
+    """Print a change and carry it out."""
     left = change.what == "remove" and not prune
     what = "leave" if left else change.what
-    if not quiet:
-        more = "  (not in the file; --prune removes it)" if left else ""
-        typer.echo(f"{what:<7} {change.kind:<11} {change.name}{more}")
-        for line in change.differs:
-            typer.echo(f"{'':<20}{line}")
+    more = "  (not in the file; --prune removes it)" if left else ""
+    typer.echo(f"{what:<7} {change.kind:<11} {change.name}{more}")
+    for line in change.differs:
+        typer.echo(f"{'':<20}{line}")
     if change.carry_out and not dry_run and not left:
         change.carry_out()
-    return {"what": what, "kind": change.kind, "name": change.name, "differs": list(change.differs)}

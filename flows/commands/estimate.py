@@ -58,7 +58,7 @@ def print_estimate(console: Any, pipeline: Any) -> None:
     timed = sum(cost.seconds for cost in todo if not isnan(cost.seconds))
     on = f"one of {hardware.devices} × {hardware.device}" if hardware.devices > 1 else hardware.device
     host = max(cost.host for cost in costs)
-    more = f", plus stages not measured yet: {', '.join(unknown)}" if unknown else ""
+    more = f", plus stages whose time is unknown: {', '.join(unknown)}" if unknown else ""
     lines = {
         "model": f"{shape.parameters / 1e6:,.1f} million parameters, {shape.layers} layers of {shape.hidden}",
         "peak": f"{gb(max(c.bytes for c in costs))} on {on}"
@@ -112,10 +112,11 @@ def _price(hardware: Any, seconds: float) -> str:
 def _rates(rates: Any, hardware: Any) -> str:
     if rates is None:
         return "none"
-    learn = ", ".join(f"{speed:,.0f} trained ({name})" for name, speed in rates.learn.items())
+    speeds = [f"{speed:,.0f} trained ({name})" for name, speed in rates.learn.items()]
+    speeds += [f"{rates.score:,.0f} scored", f"{rates.sample:,.0f} sampled tokens a second"]
     where = (
         "measured on this machine"
         if rates.source == "measured"
         else f"computed from the profile's figures for {hardware.device}, not measured ({rates.source})"
     )
-    return f"{learn}, {rates.score:,.0f} scored, {rates.sample:,.0f} sampled tokens a second, {where}"
+    return ", ".join([*speeds, where])

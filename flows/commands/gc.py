@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ratchet.components.errors import RecipeError
-from ratchet.flows.commands.options import OUT, Home, Json, print_json
+from ratchet.flows.commands.options import OUT, Home
 
 
 def gc(
@@ -22,10 +22,10 @@ def gc(
             help="Keep the N best registered versions of a model, besides promoted ones. Default: all."
         ),
     ] = None,
-    metric: Annotated[str | None, typer.Option(help="Metric that --best ranks by.")] = None,
-    lower_is_better: Annotated[bool, typer.Option("--lower-is-better")] = False,
+    metric: Annotated[
+        str | None, typer.Option(help="Metric that --best ranks by; the highest is best.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it, only list.")] = False,
-    as_json: Json = False,
 ) -> None:
     """List, or with --yes delete, stage outputs that no registered version, running or recent run needs."""
     from rich.filesize import decimal
@@ -37,20 +37,8 @@ def gc(
         raise RecipeError(
             "--best needs --metric, the metric that ranks the versions, such as final.reward.instructions"
         )
-    policy = Policy(keep_days, keep_last, best, metric or "", lower_is_better)
+    policy = Policy(keep_days, keep_last, best, metric or "")
     collected = (sweep if yes else survey)(home, policy)
-    if as_json:
-        return print_json(
-            {
-                "removed": yes,
-                "freed": collected.freed,
-                "directories": [vars(entry) for entry in collected.go],
-                "stays": {
-                    reason: {"products": count, "bytes": collected.stay_bytes[reason]}
-                    for reason, count in collected.stay.items()
-                },
-            }
-        )
     console, title = open_console(), "removed" if yes else "would go"
     table = table_of(title, "what", "made", "frees", right=["frees"], no_wrap=True)
     for entry in sorted(collected.go, key=lambda e: -e.size):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
 import time
 from pathlib import Path
 from typing import Annotated
@@ -135,11 +135,9 @@ def _queue_folder(source: str, home: Path, stage: str | None) -> Path:
     """The folder itself if it has a queue, else that of the run's queue, which may not exist yet."""
     if (Path(source) / "items.jsonl").is_file():
         return Path(source)
-    from ratchet.tasks.tracking.outcome import find_run
+    from ratchet.tasks.tracking.outcome import find_run, run_at
 
-    if Path(source).is_dir() and not any(
-        (run / "run.json").is_file() for run in (home / "runs" / source, Path(source))
-    ):
+    if Path(source).is_dir() and run_at(source, home) is None:
         raise RecipeError(
             f"{source}: neither a labelling queue (items.jsonl expected) nor a run (run.json expected); name "
             f"a run under {home / 'runs'} to make a queue from, or fill this folder with --import FILE"
@@ -161,31 +159,21 @@ def _waiting(run: Path) -> Path | None:
 
 
 def _serve(folder: Path, host: str, port: int, tokens: dict[str, str]) -> None:
+    """Serve the page until Ctrl-C, or until the run that asked has closed the queue."""
     from ratchet.components.labels.queue import Queue
-    from ratchet.tasks.labels.server import address, is_loopback, links, listener, make_app, server_of
+    from ratchet.tasks.labels.server import is_loopback, links, make_app, serving
 
-    with Queue(folder) as queue:
-        bound = listener(host, port)
-        base = address(host, bound.getsockname()[1])
+    with Queue(folder) as queue, serving(make_app(queue, local=is_loopback(host)), host, port) as base:
         progress = queue.progress()
         typer.echo(f"queue      {folder}: {progress.judged} of {progress.wanted} labels")
         for name, link in links(base, tokens).items():
             typer.echo(f"{name:<10} {link}")
         typer.echo(f"page       {base}")
         typer.echo("Ctrl-C stops it; every label is on disk already.")
-        server = server_of(make_app(queue, local=is_loopback(host)))
-        over = threading.Event()
-
-        def end_when_closed() -> None:  # the run that asked has gone on
-            while not over.wait(1.0):
-                server.should_exit = server.should_exit or queue.closed
-                if _resume(folder):  # the server may come back
-                    over.wait(RESUME_AGAIN)
-
-        threading.Thread(target=end_when_closed, daemon=True).start()
-        server.run([bound])
-        over.set()
-        if queue.closed:
+        with contextlib.suppress(KeyboardInterrupt):
+            while not queue.closed:
+                failed = _resume(folder)
+                time.sleep(RESUME_AGAIN if failed else 1.0)  # the Prefect server may come back
             typer.echo("the run has its labels and went on; the same command serves its next round")
             return
         progress = queue.progress()

@@ -7,9 +7,7 @@ from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from ratchet.flows.commands.options import OUT, Home, Json, Model, print_json
 
@@ -17,12 +15,11 @@ from ratchet.flows.commands.options import OUT, Home, Json, Model, print_json
 def lineage(
     model: Model,
     home: Home = OUT,
-    picture: Annotated[
-        Path | None, typer.Option(help="SVG file to write. Default: lineage/<stage>.svg of the run.")
-    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the provenance of a checkpoint: data digests, recipe, code, packages, parent models, metrics."""
+    """Show the provenance of a checkpoint: data digests, recipe, code, packages, parent models, metrics; and
+    draw it in lineage/<stage>.svg of the run.
+    """
     from ratchet.flows.display import open_console
     from ratchet.tasks.registry.lineage import resolve
     from ratchet.tasks.registry.versions import events
@@ -55,7 +52,7 @@ def lineage(
     folder = (
         home / "runs" / made["run"] if made["run"] and (home / "runs" / made["run"]).is_dir() else Path(".")
     )
-    file = picture or folder / "lineage" / f"{made['product']}.svg"
+    file = folder / "lineage" / f"{made['product']}.svg"
     console.print(f"picture    {draw(made, file, title)}")
 
 

@@ -1,8 +1,8 @@
-"""`ratchet promote` and `ratchet rollback`: set an alias by hand; user, time and reason are recorded."""
+"""`ratchet promote` and `ratchet rollback`: set the champion by hand; user, time and reason are recorded."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -14,7 +14,6 @@ def promote(
     version: Annotated[str, typer.Option(help="Version number.")],
     reason: Reason,
     home: Home = OUT,
-    to: Annotated[Literal["champion", "candidate"], typer.Option(help="Alias to set.")] = "champion",
     force: Annotated[
         bool,
         typer.Option(
@@ -23,16 +22,11 @@ def promote(
             "champion.",
         ),
     ] = False,
-    score: Annotated[
-        str | None, typer.Option(help="Metric to compare by: gold, reward.reward_model, ...")
-    ] = None,
 ) -> None:
-    """Set the alias champion (or candidate) after comparing both on the same held-out prompts."""
+    """Set the alias champion, after comparing the version with the champion on the same held-out prompts."""
     from ratchet.tasks.registry.promotion import promote_by_hand
 
-    promoted, comparison, overruled = promote_by_hand(
-        model, version, reason, alias=to, force=force, score=score, home=home
-    )
+    promoted, comparison, overruled = promote_by_hand(model, version, reason, force=force, home=home)
     if comparison is not None:
         typer.echo(str(comparison))
     for objection in overruled:
@@ -41,7 +35,7 @@ def promote(
         typer.echo(
             f"version {version} was registered without its bytes: version {promoted} is the same with them"
         )
-    typer.echo(f"{model}@{to} is version {promoted}: {reason}")
+    typer.echo(f"{model}@champion is version {promoted}: {reason}")
 
 
 def rollback(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shutil
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ratchet.flows.commands.options import OUT, Home, Json, Model, print_json
+from ratchet.flows.commands.options import OUT, Home, Model
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,8 +21,6 @@ def reproduce(
     model: Model,
     home: Home = OUT,
     into: Annotated[Path | None, typer.Option(help="Empty directory to replay in, kept afterwards.")] = None,
-    anew: Annotated[bool, typer.Option("--anew", help="Download data and models again.")] = False,
-    as_json: Json = False,
 ) -> None:
     """Train a checkpoint again in a fresh home and compare bit for bit. Exit code 1 if it differs."""
     from ratchet.flows.display import open_console
@@ -32,7 +29,7 @@ def reproduce(
     from ratchet.tasks.tracking.reproduce import surroundings
 
     made, version = resolve(model, home)
-    console = open_console(stderr=as_json, markup=False, soft_wrap=True)
+    console = open_console(markup=False, soft_wrap=True)
     title = f"{version.name} version {version.version}" if version else made["product"]
     console.print(
         f"Replaying {title}: {len(made['stages'])} stages of run {made['run']}, recipe {made['recipe']}."
@@ -41,30 +38,15 @@ def reproduce(
     for line in changed:
         console.print(f"differs  {line}")
     folder = into or home / f"reproduction-{made['product']}-{time.strftime('%Y%m%d-%H%M%S')}"
-    outcomes = []
-    for outcome in replay(made, folder, home=home, anew=anew):
-        outcomes.append(outcome)
+    for outcome in replay(made, folder, home=home):
         console.print(f"{outcome.stage:<14} {outcome.kind:<8} {outcome.state:<10} {outcome.found[:16]}")
-    outcome = outcomes[-1]
-    if as_json:
-        print_json(
-            {
-                "product": made["product"],
-                "run": made["run"],
-                "version": version and asdict(version),
-                "identical": outcome.state != "differs",
-                "stages": [asdict(each) for each in outcomes],
-                "surroundings": changed,
-            }
-        )
-    if outcome.state != "differs":
-        console.print(f"Identical: {title} was reproduced bit for bit.")
-        if into is None:
-            shutil.rmtree(folder)
-        return
-    _print_difference(console, outcome, changed)
-    console.print(f"The replayed stages are kept in {folder}.")
-    raise typer.Exit(1)
+        if outcome.state == "differs":
+            _print_difference(console, outcome, changed)
+            console.print(f"The replayed stages are kept in {folder}.")
+            raise typer.Exit(1)
+    console.print(f"Identical: {title} was reproduced bit for bit.")
+    if into is None:
+        shutil.rmtree(folder)
 
 
 def _print_difference(console: Console, outcome: Outcome, changed: list[str]) -> None:

@@ -42,7 +42,6 @@ class Policy:
     keep_last: int = 5
     best: int | None = None
     metric: str = ""
-    lower_is_better: bool = False
 
 
 @dataclass(frozen=True)
@@ -164,11 +163,10 @@ def _best(versions: list[Version], policy: Policy) -> list[Version]:
         raise RecipeError(
             f"no registered version has the metric {policy.metric!r}{nearest(policy.metric, known)}"
         )
-    sign = 1 if policy.lower_is_better else -1
     found = []
     for name in dict.fromkeys(v.name for v in versions):
         ours = [v for v in versions if v.name == name]
-        ranked = sorted((v for v in ours if tag in v.tags), key=lambda v: sign * float(v.tags[tag]))
+        ranked = sorted((v for v in ours if tag in v.tags), key=lambda v: -float(v.tags[tag]))
         found += ranked[: policy.best] if ranked else ours
     return found
 

@@ -141,9 +141,9 @@ def _git(workspace: Path, *arguments: str) -> str:
     return subprocess.run(["git", "-C", workspace, *arguments], text=True, capture_output=True).stdout
 
 
-def dvc(workspace: Path, *arguments: str, wait_seconds: float = 60.0, missing_ok: bool = False) -> str:
+def dvc(workspace: Path, *arguments: str, wait_seconds: float = 60.0) -> str:
     """Run a DVC command and return its output. Retries with backoff while the workspace is locked, up to
-    `wait_seconds`. `ServiceError` on failure, or '' with `missing_ok` unless it is a lock.
+    `wait_seconds`. `ServiceError` on failure.
     """
     end, pause = time.monotonic() + wait_seconds, 0.5
     while True:
@@ -154,8 +154,6 @@ def dvc(workspace: Path, *arguments: str, wait_seconds: float = 60.0, missing_ok
             return done.stdout
         message = (done.stderr or done.stdout).strip()
         if not any(word in message for word in BUSY):
-            if missing_ok:
-                return ""
             command = f"`dvc {' '.join(arguments)}` in {workspace}"
             raise ServiceError(f"{command} failed (exit {done.returncode}): {message[-800:]}")
         if time.monotonic() + pause > end:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import os
@@ -19,17 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.components.errors import RecipeError, StageError
-from ratchet.components.estimates.costs import estimate
+from ratchet.components.estimates.costs import Cost, estimate
 from ratchet.components.estimates.rates import Rates, adapters, stated_rates
 from ratchet.components.estimates.shape import Shape, read_shape, shape_of, tiny_shape
 from ratchet.components.estimates.sizes import Split
-from ratchet.components.estimates.stage_costs import Cost
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.plan import source_digest
 from ratchet.components.recipes.profile import Hardware, Profile
 from ratchet.components.recipes.schema import Learn, Online, Reward
-from ratchet.components.storage.store import digest, read_manifest, write_atomic
+from ratchet.components.storage.store import digest, write_atomic
 from ratchet.tasks.machine.checks import existing
 from ratchet.tasks.machine.provenance import machine, packages
 from ratchet.tasks.machine.system import gpu_names
@@ -55,8 +53,7 @@ def costs_of(pipeline: Pipeline, *, measured: bool) -> tuple[list[Cost], Rates |
         rates = machine_rates(pipeline, folder, round(length))
     elif rates is not None:
         rates = replace(rates, source=why or "not asked")
-    seconds = last_seconds(pipeline)
-    return estimate(recipe, profile, pipeline.stages, shape, splits, rates, seconds), rates, shape
+    return estimate(recipe, profile, pipeline.stages, shape, splits, rates), rates, shape
 
 
 def why_not_measured(profile: Profile, here: Sequence[str]) -> str:
@@ -112,54 +109,18 @@ def curated_splits(pipeline: Pipeline) -> dict[str, Split]:
 
 
 def typical_length(pipeline: Pipeline, splits: Mapping[str, Split]) -> float:
-    """Typical length of a training text in tokens."""
+    """Typical length in tokens of a training text; without training, of an evaluated prompt and answer."""
     trained = [one.section for one in sections(pipeline.recipe) if hasattr(one.section, "fit")]
     online = next((section for section in trained if isinstance(section, Online)), None)
     if online:
         longest = online.rollout.get("max_tokens", 128)
         return longest + (splits[online.data].tokens if online.data in splits else longest)
     section = next((section for section in trained if isinstance(section, Learn | Reward)), None)
-    if section is None:
-        raise RecipeError(f"{pipeline.recipe.name} trains nothing: there is no training text to measure")
+    if section is None:  # trains nothing
+        evaluation = pipeline.recipe.evaluate
+        return 2.0 * (evaluation.max_tokens if evaluation else 128)
     most = float(section.max_tokens)
     return min(most, splits[section.data].tokens) if section.data in splits else most
-
-
-def last_seconds(pipeline: Pipeline) -> dict[str, float]:
-    """Seconds that each stage took in its last run in this home on the same kind of machine, with the same
-    model, data and options. Only seed and code may differ.
-    """
-    manifests = [m for path in pipeline.store.root.glob("*-*") if (m := read_manifest(path))]
-    made = {m["key"]: m for m in manifests if m.get("made_with", {}).get("does")}
-
-    @functools.cache
-    def made_like(key: str) -> str:
-        if key not in made:
-            return key  # no longer in the store
-        how = made[key]["made_with"]
-        return _likeness(how["does"], how["options"], [made_like(parent) for parent in made[key]["parents"]])
-
-    found: dict[str, tuple[str, float]] = {}
-    for key, manifest in made.items():
-        if manifest["made_with"].get("machine") == machine() and "seconds" in manifest["meta"]:
-            like, took = made_like(key), (manifest["made"], manifest["meta"]["seconds"])
-            found[like] = max(found.get(like, ("", 0.0)), took)
-    planned: dict[str, str] = {}
-    for name, stage in pipeline.stages.items():
-        parents = [planned[parent] for parent in stage.inputs.values()]
-        planned[name] = _likeness(stage.does, stage.options, parents)
-    return {name: found[like][1] for name, like in planned.items() if like in found}
-
-
-def _likeness(does: str, options: Mapping[str, Any], parents: Sequence[str]) -> str:
-    return digest([does, _without_seeds(plain(options)), list(parents)])
-
-
-def _without_seeds(options: Any) -> Any:
-    """Options without the recipe and without seeds at any depth."""
-    if not isinstance(options, Mapping):
-        return options
-    return {key: _without_seeds(value) for key, value in options.items() if key not in ("seed", "resolved")}
 
 
 def machine_rates(pipeline: Pipeline, model: Path, length: int) -> Rates:

@@ -142,10 +142,11 @@ def dvc_remote(workspace: Path) -> Finding:
     if not (workspace / ".dvc").is_dir():
         seen = f"{workspace.resolve()} is not a DVC workspace: data is not versioned"
         return warn(seen, "run in the checkout, or `dvc init`")
-    name = dvc(workspace, "config", "core.remote", missing_ok=True).strip()
+    settings = dict(line.split("=", 1) for line in dvc(workspace, "config", "--list").splitlines())
+    name = settings.get("core.remote")
     if not name:
         return warn("none: data versions stay on this machine", "dvc remote add -d <name> <address>")
-    url = dvc(workspace, "config", f"remote.{name}.url", missing_ok=True).strip()
+    url = settings.get(f"remote.{name}.url", "")
     if "://" not in url:
         place = workspace / ".dvc" / url  # an absolute address stays as it is
         if why := not_writable(place):

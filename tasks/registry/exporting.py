@@ -14,7 +14,8 @@ import yaml
 
 from ratchet.components.errors import RecipeError, StoreError
 from ratchet.components.stages.fetch import PICKLES, RECORDS
-from ratchet.components.storage.store import MANIFEST, disk_errors, file_digest, read_manifest
+from ratchet.components.storage.store import Store, disk_errors, read_manifest
+from ratchet.components.types import Artifact
 from ratchet.tasks.registry.lineage import lineage_of
 from ratchet.tasks.registry.registry_sources import bring
 from ratchet.tasks.registry.weights import locate
@@ -51,7 +52,8 @@ def export(model: str, out: Path, *, home: Path) -> Path:
     place, version = found.path, found.version
     if version is None and not (place / "config.json").is_file():
         raise RecipeError(f"{place} contains no model (config.json expected)")
-    made = lineage_of(found, home) if version or (place / MANIFEST).is_file() else {}
+    manifest = read_manifest(place)
+    made = lineage_of(found, home) if version or manifest else {}
     out.parent.mkdir(parents=True, exist_ok=True)
     with (
         disk_errors(f"exporting {model}"),
@@ -60,14 +62,10 @@ def export(model: str, out: Path, *, home: Path) -> Path:
         if version:
             place = Path(beside) / "registered"
             bring(f"registry:{version.name}/{version.version}", version.tags.get("weights"), place, home)
-        whole, written = Path(beside) / "model", (read_manifest(place) or {"files": {}})["files"]
+        elif manifest:
+            Store(home).verify(Artifact(manifest["kind"], place, manifest["key"]))
+        whole = Path(beside) / "model"
         shutil.copytree(place, whole, ignore=shutil.ignore_patterns(*LEFT_OUT))
-        for name, entry in written.items():
-            if (whole / name).is_file() and file_digest(whole / name) != entry["sha256"]:
-                raise StoreError(
-                    f"{place / name} is damaged: its SHA-256 differs from the manifest; run again to "
-                    "recompute it"
-                )
         if not any(whole.glob("*.safetensors")):
             raise StoreError(
                 f"{place} contains no weights (model.safetensors expected; pickles are never exported)"

@@ -17,7 +17,7 @@ version:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,6 @@ from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.registry.versions import Version, saved_lineage
 from ratchet.tasks.registry.weights import Location, locate
 from ratchet.tasks.tracking.results import evaluation
-
-Lineage = Mapping[str, Any]
 
 
 def write_lineage(pipeline: Pipeline, name: str) -> dict[str, Any]:

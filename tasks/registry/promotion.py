@@ -72,11 +72,10 @@ class Comparison:
 
 
 def against_champion(
-    name: str, number: str, *, score: str | None = None, rule: Champion | None = None, home: Path
+    name: str, number: str, *, rule: Champion | None = None, home: Path
 ) -> Comparison | None:
     """Compare a version with the champion and record it; None if there is no champion or it is this version.
-    Repeating it returns the same comparison. Defaults: `rule` of the challenger's recipe, `score` of the
-    rule.
+    Repeating it returns the same comparison. Default: the `rule` of the challenger's recipe.
     """
     with service(f"comparing {name} version {number}", home) as mlflow:
         versions = versions_of(mlflow, name)
@@ -87,7 +86,7 @@ def against_champion(
         lineages = [saved_lineage(v, home=home) or {} for v in (challenger, best)]
         mine, theirs = (whole.get("results") or {} for whole in lineages)
         rule = rule or _rule(lineages[0])
-        score = score or rule.score or next((s for s in shared_scores(mine, theirs) if s != "length"), "gold")
+        score = rule.score or next((s for s in shared_scores(mine, theirs) if s != "length"), "gold")
         if why_not := comparable(mine, theirs, score):
             return Comparison(best.version, score, why_not=why_not)
         tag = f"{COMPARED}{best.version}.{score}"
@@ -119,17 +118,10 @@ def with_evidence(
 
 
 def promote_by_hand(
-    name: str,
-    number: str,
-    reason: str,
-    *,
-    alias: str = "champion",
-    force: bool = False,
-    score: str | None = None,
-    home: Path,
+    name: str, number: str, reason: str, *, force: bool = False, home: Path
 ) -> tuple[str, Comparison | None, list[str]]:
-    """Set an alias by a user's decision; returns the version, the comparison, and the objections overruled by
-    `force`.
+    """Set the alias `champion` by a user's decision; returns the version, the comparison, and the objections
+    overruled by `force`.
 
     A checkpoint stored only in the store gets a new version with its files. `ContractError` if gates failed,
     the version was rolled back or is not shown to be better than the champion, unless `force`; `StoreError`
@@ -138,18 +130,18 @@ def promote_by_hand(
     _reason(reason)
     with registry_lock(home), service(f"promoting {name} version {number}", home) as mlflow:
         known = version_by_number(versions_of(mlflow, name), name, number)
-        if known.external and alias == "champion" and not force:  # refuse before copying files
+        if known.external and not force:  # refuse before copying files
             _refuse(name, number, _objections(known, None))
         number = ensure_files(name, number, home=home)
-        found = against_champion(name, number, score=score, home=home) if alias == "champion" else None
+        found = against_champion(name, number, home=home)
         version = version_with_files(versions_of(mlflow, name), name, number)
-        against = _objections(version, found) if alias == "champion" else []
+        against = _objections(version, found)
         if not force:
             _refuse(name, number, against)
         if ROLLED_BACK in version.tags:
             mlflow.delete_model_version_tag(name, number, ROLLED_BACK)
         more = {"by_hand": True, "overruled": against, **({"comparison": str(found)} if found else {})}
-        move_alias(mlflow, version, alias, action="promoted", why=reason, **more)
+        move_alias(mlflow, version, "champion", action="promoted", why=reason, **more)
     return number, found, against
 
 

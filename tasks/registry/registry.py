@@ -90,20 +90,16 @@ def promote(name: str, version: str, verdict: Mapping[str, Any], *, home: Path) 
     was allowed to be champion.
 
     `verdict`: {"passed": gates, "reasons": [str, ...], "champion": whether it may become champion
-    (default: `passed`)}. A
-    champion keeps its alias if it fails later; a rolled-back version is not promoted automatically.
-    `StoreError` for a version without files.
+    (default: `passed`)}. A champion keeps its alias if it fails later; a rolled-back version is not promoted
+    automatically. `StoreError` for a version without files.
     """
-    reasons = verdict.get("reasons", [])
-    why = "; ".join([reasons] if isinstance(reasons, str) else map(str, reasons)) or "no reason given"
+    why = "; ".join(verdict.get("reasons", ())) or "no reason given"
     with service(f"promoting {name} version {version}", home) as mlflow:
         known = version_with_files(versions_of(mlflow, name), name, str(version))
         becomes_champion = bool(verdict.get("champion", verdict["passed"])) and ROLLED_BACK not in known.tags
         written = {
             "verdict": "passed" if verdict["passed"] else "refused",
             "verdict.why": cut(why, 5000),
-            "verdict.at": _now(),
-            "verdict.by": getpass.getuser(),
         }
         for key, value in written.items():  # tags first: an alias must not point at an unexplained version
             mlflow.set_model_version_tag(name, known.version, key, value)

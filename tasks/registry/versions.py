@@ -26,7 +26,6 @@ class Version:
     external: bool
     aliases: tuple[str, ...]
     path: str
-    created: float
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -125,7 +124,6 @@ def versions_of(mlflow: Any, name: str) -> list[Version]:
             v.tags.get("external") == "true",
             tuple(a for a, at in aliases.items() if str(at) == str(v.version)),
             v.tags.get("path", ""),
-            v.creation_timestamp / 1000,
             dict(v.tags),
         )
         for v in _all(mlflow.search_model_versions, f"name = '{name}'")

@@ -15,6 +15,7 @@ from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.storage.store import read_manifest
 from ratchet.tasks.registry.registry_sources import download
 from ratchet.tasks.registry.versions import Version, find_version, models
+from ratchet.tasks.tracking.outcome import run_at
 
 ROLES = {"base": "base", "initial": "SFT", "policy": "final"}
 """Input of the evaluation -> title in the report."""
@@ -37,9 +38,8 @@ def locate(name: str, home: Path) -> dict[str, Location]:
     """Title -> location. `name`: RUN (its base, SFT and final model, in this order), RUN/STAGE, a directory,
     or a registered `name`, `name:version` or `name@alias`. `RecipeError` if it is none of these.
     """
-    for run in (home / "runs" / name, Path(name)):
-        if (run / "run.json").is_file():
-            return {title: Location(path, run) for title, path in _of_run(run).items()}
+    if (run := run_at(name, home)) is not None:
+        return {title: Location(path, run) for title, path in _of_run(run).items()}
     of_run, stage = (home / "runs" / name).parent, Path(name).name
     path = of_run / "stages" / stage if (of_run / "run.json").is_file() else Path(name)
     if path.is_dir():

@@ -21,6 +21,12 @@ def run_files(home: Path) -> list[Path]:
     return sorted((home / "runs").glob("*/run.json"), key=lambda file: file.stat().st_mtime)
 
 
+def run_at(name: str, home: Path) -> Path | None:
+    """Directory of the run with this name or path; None if there is none."""
+    paths = (home / "runs" / name, Path(name))
+    return next((path for path in paths if (path / "run.json").is_file()), None)
+
+
 def find_run(name: str | None, home: Path) -> Path:
     """Directory of the run with this name or path; without a name, of the newest run. `RecipeError` for an
     unknown run suggests the closest name.
@@ -30,9 +36,8 @@ def find_run(name: str | None, home: Path) -> Path:
         return known[-1].parent
     if name is None:
         raise RecipeError(f"there is no run under {home / 'runs'} yet; start one with `ratchet run instruct`")
-    for path in (home / "runs" / name, Path(name)):
-        if (path / "run.json").exists():
-            return path
+    if (path := run_at(name, home)) is not None:
+        return path
     newest = ", ".join(file.parent.name for file in known[:-4:-1])
     raise RecipeError(
         f"no run {name!r} under {home / 'runs'}{nearest(name, [file.parent.name for file in known])}"

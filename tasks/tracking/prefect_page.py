@@ -1,8 +1,7 @@
-"""The run's page in the Prefect UI: name, progress, a table per stage, figures, links, summary."""
+"""The run's page in the Prefect UI: name, progress, a table per stage, the report, summary."""
 
 from __future__ import annotations
 
-import base64
 import functools
 import platform
 import re
@@ -43,12 +42,12 @@ def unless_away(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class PrefectPage:
-    """Watcher that creates Prefect artifacts: progress of long stages, a table and figures per stage, links
-    to the paper (`arXiv:…`) and the report.
+    """Watcher that creates Prefect artifacts: progress of long stages, a table per stage, a link to the
+    report.
     """
 
-    def __init__(self, tracking: Tracking | None = None, paper: str = "") -> None:
-        self.tracking, self.paper = tracking, paper
+    def __init__(self, tracking: Tracking | None = None) -> None:
+        self.tracking = tracking
         self.progress: Any = None
         self.last = 0.0
         self.away_until = 0.0
@@ -92,38 +91,18 @@ class PrefectPage:
 
     @unless_away
     def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None:
-        from prefect.artifacts import create_image_artifact, create_table_artifact, update_progress_artifact
+        from prefect.artifacts import create_table_artifact, update_progress_artifact
 
-        self._paper()
         if self.progress is not None:
             update_progress_artifact(self.progress, progress=100.0)
             self.progress = None
         how = "reused" if reused else f"in {seconds:.0f} s"
         rows = [{"number": "made", "value": how}, {"number": "key", "value": artifact.digest[:16]}]
         rows += [{"number": k, "value": f"{v:.6g}"} for k, v in numbers_of(artifact.meta).items()][:60]
-        slug = _slug(stage.name)
-        create_table_artifact(table=rows, key=f"result-{slug}", description=f"{stage.title}: results")
-        # embedded, since the server may not see our files
-        for plot in sorted((artifact.path / "plots").glob("*.png")):
-            create_image_artifact(
-                image_url="data:image/png;base64," + base64.b64encode(plot.read_bytes()).decode(),
-                key=f"plot-{slug}-{_slug(plot.stem)}",
-                description=f"{stage.title}: {plot.stem.replace('_', ' ')}",
-            )
+        key = f"result-{_slug(stage.name)}"
+        create_table_artifact(table=rows, key=key, description=f"{stage.title}: results")
         if (artifact.path / "report.html").exists():
             self._report(artifact.path / "report.html")
-
-    def _paper(self) -> None:
-        from prefect.artifacts import create_link_artifact
-
-        if self.paper.startswith("arXiv:"):
-            create_link_artifact(
-                link=f"https://arxiv.org/abs/{self.paper.removeprefix('arXiv:')}",
-                link_text=self.paper,
-                key="paper",
-                description="Paper of the recipe's method.",
-            )
-            self.paper = ""  # once per run
 
     def _report(self, file: Path) -> None:
         """Link to the report, or its path: browsers block file:// links."""

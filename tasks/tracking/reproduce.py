@@ -40,11 +40,11 @@ class Outcome:
     changed: bool = False
 
 
-def reproduce(made: Mapping[str, Any], into: Path, *, home: Path, anew: bool = False) -> Iterator[Outcome]:
+def reproduce(made: Mapping[str, Any], into: Path, *, home: Path) -> Iterator[Outcome]:
     """Replay a lineage in the empty directory `into`, one result a stage, to the first that differs.
 
-    `home`: where input files may still be; with `anew` they are downloaded. `RecipeError` if the lineage has
-    no recipe, `ContractError` if the current code has another plan.
+    `home`: where input files may still be. `RecipeError` if the lineage has no recipe, `ContractError` if the
+    current code has another plan.
     """
     if not made["resolved"]:
         raise RecipeError(f"the lineage of {made['product']} has no recipe: no run in this home links to it")
@@ -65,7 +65,7 @@ def reproduce(made: Mapping[str, Any], into: Path, *, home: Path, anew: bool = F
                 "use a registered version, which includes its whole lineage"
             )
         brought = None
-        if stage.does in LOCATED and not anew:
+        if stage.does in LOCATED:
             with tempfile.TemporaryDirectory(prefix=".brought-", dir=into) as beside:
                 brought = bring(pipeline, stage, recorded, _places(stage, recorded, home, Path(beside)))
         files = (read_manifest((brought or pipeline.make(name)).path) or {})["files"]

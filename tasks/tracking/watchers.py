@@ -25,7 +25,7 @@ log = logging.getLogger("ratchet.watchers")
 def watched(pipeline: Pipeline, display: Any = None) -> Iterator[Tracking]:
     """Attach the watchers, start the run, and record its result."""
     tracking = Tracking(pipeline.run.path, pipeline.store.home)
-    page = PrefectPage(tracking, pipeline.recipe.paper)
+    page = PrefectPage(tracking)
     pipeline.watchers[:] = [w for w in (display, page, Alarm(pipeline), Asking(pipeline)) if w is not None]
     pipeline.begin()
     tracking.start()

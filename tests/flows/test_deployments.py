@@ -48,7 +48,7 @@ def written(folder: Path, **deployment: Any) -> Path:
         "recipe": "sft",
         "profile": "test",
         "work_pool": {"name": "local"},
-        "schedules": [{"interval": 20}],
+        "schedules": [{"cron": "* * * * *"}],
         **deployment,
     }
     (folder / "deployments.yaml").write_text(
@@ -86,9 +86,7 @@ def test_commented_example_in_deployments_file_is_valid(tmp_path: Path) -> None:
             {"schedules": [{"cron": "0 2 * * *", "timezone": "Europe/Berlim"}]},
             "timezone 'Europe/Berlim' is not valid; did you mean 'Europe",
         ),
-        ({"schedules": [{"cron": "0 2 * * *", "interval": 60}]}, "exactly one of cron and interval"),
-        ({"schedules": [{}]}, "exactly one of cron and interval"),
-        ({"schedules": [{"interval": 0}]}, "interval: expected 1 or more, got 0"),
+        ({"schedules": [{}]}, r"schedules\[0\]: needs 'cron'"),
         ({"if_running": "wiat"}, "'wiat' is not one of wait, refuse"),
         ({"work_pool": {"name": "locl"}}, "no work pool named 'locl'; did you mean 'local'"),
         (
@@ -217,7 +215,7 @@ def test_deploy_is_idempotent_and_lists_differences(tmp_path: Path) -> None:
     )
     what, differs = changed["toy"]
     assert what == "update" and "if_running: 'ENQUEUE' -> 'CANCEL_NEW'" in differs
-    assert "schedules: ['every 20 s UTC'] -> ['cron 0 2 * * * Europe/Berlin']" in differs
+    assert "schedules: ['* * * * * UTC'] -> ['0 2 * * * Europe/Berlin']" in differs
     assert {what for name, (what, _) in changed.items() if name != "toy"} == {"keep"}
     renamed = deploy(written(tmp_path, name="other"), server)
     assert (
@@ -227,18 +225,13 @@ def test_deploy_is_idempotent_and_lists_differences(tmp_path: Path) -> None:
     )
 
 
-def test_dry_run_prints_json_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dry_run_prints_the_changes_and_makes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server()
     monkeypatch.setattr("prefect.client.orchestration.get_client", lambda **_: contextlib.nullcontext(server))
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:4200/api"}):
-        done = CliRunner().invoke(app, ["deploy", "--file", str(written(tmp_path)), "--dry-run", "--json"])
-    said = json.loads(done.stdout)
-    assert (
-        said["carried_out"] is False
-        and said["server"].startswith("http://127.0.0.1")
-        and not server.deployments
-    )
-    assert {"what": "create", "kind": "deployment", "name": "toy", "differs": []} in said["changes"]
+        done = CliRunner().invoke(app, ["deploy", "--file", str(written(tmp_path)), "--dry-run"])
+    assert "create  deployment  toy" in done.stdout and "would change." in done.stdout
+    assert not server.deployments
 
 
 def test_container_jobs_request_gpus(tmp_path: Path) -> None:

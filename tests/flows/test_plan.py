@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
@@ -22,6 +24,13 @@ def test_explain_writes_the_default_splits_out() -> None:
     said = CliRunner().invoke(app, ["recipes", "explain", "sft"], catch_exceptions=False).output
     assert "data.splits: null stands for sft 0.67, sft_validation 0.13, evaluate 0.20, as far as" in said
     assert "stands for" not in CliRunner().invoke(app, ["recipes", "explain", "sft_gsm8k"]).output
+
+
+def test_a_recipe_that_trains_nothing_is_planned_and_estimated(tmp_path: Path) -> None:
+    ask = ["plan", "sentiment_best_of_n", "--home", str(tmp_path)]
+    assert "12 to do" in CliRunner().invoke(app, ask, catch_exceptions=False).output
+    stated = CliRunner().invoke(app, [*ask, "--estimate", "--profile", "gpu"], catch_exceptions=False).output
+    assert "sampled tokens a second, computed from the profile's figures" in stated
 
 
 @pytest.mark.parametrize(

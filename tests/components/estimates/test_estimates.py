@@ -128,19 +128,16 @@ def test_tokens_and_seconds_by_hand() -> None:
     stages = plan(recipe, profile)
     rates = Rates({adapter_key({"name": "full"}): 50.0}, 100.0, 10.0, load=2.0)
     costs = {
-        c.stage.name: c
-        for c in estimate(recipe, profile, stages, SMOL, {"sft": Split(80, 30.0)}, rates, {"curated": 9.0})
+        c.stage.name: c for c in estimate(recipe, profile, stages, SMOL, {"sft": Split(80, 30.0)}, rates)
     }
     assert costs["sft"].learn == 80 * 2 * 30 and costs["sft"].seconds == 80 * 2 * 30 / 50 + 3 * 2.0
-    assert costs["curated"].seconds == 9.0 and math.isnan(costs["raw"].seconds)
+    assert math.isnan(costs["curated"].seconds)
 
 
 def test_a_round_counts_what_it_samples_scores_and_learns() -> None:
     recipe, profile = load("chat", profile="test")
     splits = {"prompts": Split(600, 50.0), "sft": Split(290, 120.0), "reward": Split(500, 130.0)}
-    costs = {
-        c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), SMOL, splits, None, {})
-    }
+    costs = {c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), SMOL, splits, None)}
     assert costs["rollout_1"].sample == 64 * 6 * 40
     assert costs["annotate_1"].score == pytest.approx(64 * 6 * 90 * 12 / 30), (
         "the reward model has 12 of 30 layers"
@@ -170,7 +167,7 @@ def test_activations_depend_on_the_rows_of_one_unit(recipe: str, stage: str, row
         costs = {
             c.stage.name: c
             for c in estimate(
-                chosen, profile, plan(chosen, profile), SMOL, {"prompts": Split(600, 50.0)}, None, {}
+                chosen, profile, plan(chosen, profile), SMOL, {"prompts": Split(600, 50.0)}, None
             )
         }
         found.append(costs[stage].memory["activations"])
@@ -184,9 +181,7 @@ def test_activations_depend_on_the_rows_of_one_unit(recipe: str, stage: str, row
 def test_demonstrations_are_sampled_on_both_splits() -> None:
     recipe, profile = load("instruct", profile="test")
     splits = {"demonstrate": Split(240, 40.0), "demonstrate_validation": Split(40, 40.0)}
-    costs = {
-        c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), SMOL, splits, None, {})
-    }
+    costs = {c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), SMOL, splits, None)}
     assert (
         costs["demonstrated"].sample == (240 + 40) * 6 * 48 and costs["demonstrated"].score == (240 + 40) * 40
     ), "a verifier asks no model"
@@ -196,9 +191,7 @@ def test_demonstrations_are_sampled_on_both_splits() -> None:
 def test_every_member_of_an_ensemble_reads_every_answer() -> None:
     recipe, profile = load("reward_ensemble", profile="test")
     splits = {"prompts": Split(600, 50.0), "evaluate": Split(10, 50.0)}
-    costs = {
-        c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), SMOL, splits, None, {})
-    }
+    costs = {c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), SMOL, splits, None)}
     assert costs["annotate_1"].score == 12 * 4 * (50 + 24) * 3 and costs["select_1"].score == 12 * 2 * (
         50 + 24
     )
@@ -213,7 +206,7 @@ def test_every_arm_of_the_evaluation_answers(recipe: str, arms: int) -> None:
     """The base model and the final one, and SFT between them where something was learnt after it."""
     chosen, profile = load(recipe, profile="test")
     assert chosen.evaluate
-    costs = estimate(chosen, profile, plan(chosen, profile), SMOL, {"evaluate": Split(10, 50.0)}, None, {})
+    costs = estimate(chosen, profile, plan(chosen, profile), SMOL, {"evaluate": Split(10, 50.0)}, None)
     sampled = [cost.sample or 0.0 for cost in costs if cost.stage.does == "answers"]
     assert len(sampled) == arms and costs[-1].stage.does == "evaluate" and costs[-1].models == arms
     assert sum(sampled) == arms * 10 * chosen.evaluate.responses_per_prompt * chosen.evaluate.max_tokens
@@ -221,7 +214,7 @@ def test_every_arm_of_the_evaluation_answers(recipe: str, arms: int) -> None:
 
 def test_too_large_profile_is_refused_with_options_to_lower() -> None:
     recipe, profile = load("rlhf_workflow_8b", profile="gpu")
-    costs = estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {})
+    costs = estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None)
     with pytest.raises(
         RecipeError, match=r"'gpu'.*'sft'.*14\d\.\d GB.*optimiser 96\.4 GB.*80\.0 GB.*10%.*adapter"
     ):
@@ -229,7 +222,7 @@ def test_too_large_profile_is_refused_with_options_to_lower() -> None:
     smaller = [f"{section}.fit.adapter={{name: lora}}" for section in ("sft", "reward", "online")]
     recipe, profile = load("rlhf_workflow_8b", profile="gpu", overrides=smaller)
     check_capacity(
-        profile, estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {}), (1e15, 1e15)
+        profile, estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None), (1e15, 1e15)
     )
 
 
@@ -238,7 +231,7 @@ def test_fewer_tokens_are_not_advised_where_weights_alone_do_not_fit() -> None:
     still, but no number of tokens makes room for the rest.
     """
     recipe, profile = load("rlhf_workflow_8b", profile="cpu")
-    costs = estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {})
+    costs = estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None)
     (sft,) = [one for one in costs if one.stage.name == "sft"]
     large = replace(sft, memory={**sft.memory, "activations": 3e11})
     with pytest.raises(RecipeError, match="adapter") as refused:
@@ -258,7 +251,7 @@ def test_the_shape_of_the_tiny_model_is_known_before_it_is_made(tiny_model: Path
 def test_host_memory_of_loading_grows_with_ranks_so_fewer_are_advised() -> None:
     """Every rank reads the weights in float32: 4 bytes x 8.03e9 parameters x 8 ranks = 257 GB."""
     recipe, profile = load("rlhf_workflow_8b", profile="node")
-    costs = estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {})
+    costs = estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None)
     small = replace(profile, hardware=replace(profile.hardware, host_memory_gb=200.0))
     with pytest.raises(RecipeError, match=r"need 25\d\.\d GB of host memory.*200\.0 GB.*fewer ranks"):
         check_capacity(small, costs, (1e15, 1e15))
@@ -267,7 +260,7 @@ def test_host_memory_of_loading_grows_with_ranks_so_fewer_are_advised() -> None:
 def test_advice_for_a_stage_that_trains_nothing_names_nothing_of_training() -> None:
     """Weights are the largest part of sampling: an adapter or ZeRO would not make them smaller."""
     recipe, profile = load("rlhf_workflow_8b", profile="node")
-    costs = estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {})
+    costs = estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None)
     sampling = [replace(one, memory={"weights": 9e10}) for one in costs if one.stage.name == "rollout_1"]
     with pytest.raises(RecipeError, match="tensor_parallel") as refused:
         check_capacity(profile, sampling, (1e15, 1e15))
@@ -277,8 +270,7 @@ def test_advice_for_a_stage_that_trains_nothing_names_nothing_of_training() -> N
 def test_sampling_model_on_gpu_has_the_learners_precision() -> None:
     recipe, profile = load("rlhf_workflow_8b", profile="gpu")
     known = {
-        c.stage.name: c.memory
-        for c in estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None, {})
+        c.stage.name: c.memory for c in estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None)
     }
     weights, head = 2 * 8_030_261_248, 4 * 128256 * 4096
     reward_bytes = 2 * LLAMA_8B.first(recipe.reward.layers if recipe.reward else None).parameters
@@ -304,7 +296,7 @@ def test_sampling_model_on_cpu_is_float32() -> None:
     for precision in ("float32", "bfloat16"):
         chosen = dataclasses.replace(profile, learner="deepspeed", precision=precision)
         known = {
-            c.stage.name: c.memory for c in estimate(recipe, chosen, plan(recipe, chosen), SMOL, {}, None, {})
+            c.stage.name: c.memory for c in estimate(recipe, chosen, plan(recipe, chosen), SMOL, {}, None)
         }
         assert (
             known["annotate_1"]["weights"] == 4 * SMOL.parameters and not known["annotate_1"]["output layer"]
@@ -317,7 +309,7 @@ def test_published_8b_setup_fits(profile: str) -> None:
     shape = read_shape(recipe.models["policy"].shape or {}, "recipe")
     assert shape == LLAMA_8B
     rates = stated_rates(recipe, chosen, shape, length=3072)
-    costs = estimate(recipe, chosen, plan(recipe, chosen), shape, {}, rates, {})
+    costs = estimate(recipe, chosen, plan(recipe, chosen), shape, {}, rates)
     check_capacity(chosen, costs, (1e9, 1e9))  # what the profile states counts, not this machine
     assert all(c.seconds > 0 for c in costs if c.learn or c.sample)
 
@@ -329,8 +321,7 @@ def test_training_and_sampling_are_divided_by_the_devices_of_all_machines() -> N
     recipe, cluster = load("rlhf_workflow_8b", profile="cluster")
     rates = stated_rates(recipe, cluster, LLAMA_8B, length=3072)
     costs = {
-        c.stage.name: c.seconds
-        for c in estimate(recipe, cluster, plan(recipe, cluster), LLAMA_8B, {}, rates, {})
+        c.stage.name: c.seconds for c in estimate(recipe, cluster, plan(recipe, cluster), LLAMA_8B, {}, rates)
     }
     trains, scores = 989e12 * 0.25, 989e12 * 0.18  # FLOP/s of a device
     passed = 2 * 8_030_261_248  # FLOP of a token forward
@@ -365,14 +356,14 @@ def test_devices_of_the_engines(options: dict, expected: float) -> None:
 
 def test_unstated_hardware_is_this_machine() -> None:
     recipe, profile = load("chat", profile="cpu")
-    costs = estimate(recipe, profile, plan(recipe, profile), SMOL, {}, None, {})
+    costs = estimate(recipe, profile, plan(recipe, profile), SMOL, {}, None)
     check_capacity(profile, costs, (16e9, 100e9))
     with pytest.raises(RecipeError, match=r"tokens_per_microbatch.*200000.*gradient_checkpointing"):
         import dataclasses
 
         large = dataclasses.replace(profile, tokens_per_microbatch=200_000)
         recipe, _ = load("chat", overrides=["sft.fit.batch=2000"])
-        check_capacity(large, estimate(recipe, large, plan(recipe, large), SMOL, {}, None, {}), (16e9, 100e9))
+        check_capacity(large, estimate(recipe, large, plan(recipe, large), SMOL, {}, None), (16e9, 100e9))
     with pytest.raises(RecipeError, match=r"disk.*1\.0 GB"):
         check_capacity(profile, costs, (16e9, 1e9))
 

@@ -43,15 +43,6 @@ def test_history_contains_finished_exchanges(model: Conversation) -> None:
     assert seen == [len(model.engine.encode_prompt(Prompt("", tuple(model.history[:3]))))]
 
 
-def test_system_message_is_not_part_of_the_history(model: Conversation) -> None:
-    request = model._request([{"role": "user", "content": "hi"}], Settings(system="Topic: rain"), 0)
-    assert request.tokens == model.engine.encode_prompt(
-        Prompt("", ({"role": "system", "content": "Topic: rain"}, {"role": "user", "content": "hi"}))
-    )
-    last(model.answer("hi", Settings(0.0, 5, "Topic: rain"), 0))
-    assert [m["role"] for m in model.history] == ["user", "assistant"]
-
-
 def test_seed_decides_the_answer(tiny_model: Path) -> None:
     def texts(seed: int) -> list[str]:
         return [
@@ -105,7 +96,5 @@ def test_prompt_over_the_context_length_is_an_error_and_answers_are_truncated_to
 
 
 def test_chat_template_error_becomes_the_answers_error(model: Conversation) -> None:
-    model.engine.tokenizer.chat_template = (
-        "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
-    )
-    assert "no system role" in last(model.answer("hi", Settings(system="x"), 0)).error
+    model.engine.tokenizer.chat_template = "{{ raise_exception('no user role') }}"
+    assert "no user role" in last(model.answer("hi", GREEDY, 0)).error

@@ -124,7 +124,7 @@ def test_recipe_sets_score_and_error_rate_of_the_comparison(version, home, tmp_p
     assert with_evidence(name, better, PASSED, rule=Champion(), home=home)["champion"], (
         "by the gold measure it is better"
     )
-    comparison = against_champion(name, better, score="gold", home=home)
+    comparison = against_champion(name, better, rule=Champion(score="gold", alpha=0.01), home=home)
     assert comparison is not None and comparison.better and comparison.level == 1 - spent(2, 0.01)
 
 
@@ -183,13 +183,6 @@ def test_a_rollback_to_a_version_that_is_gone_changes_nothing(version, home, tmp
     with pytest.raises(StoreError, match=f"{one}"):
         rollback(name, "it swears", home=home)
     assert champion(name, home=home) == before, "marked as rolled back, and yet champion"
-
-
-def test_a_candidate_needs_no_gates(version, home, tmp_path):
-    number = version("any")
-    promote_by_hand(tmp_path.name, number, "look at this", alias="candidate", home=home)
-    (found,) = history(tmp_path.name, home=home)
-    assert found.aliases == ("candidate",) and events(found)[-1]["why"] == "look at this"
 
 
 def test_comparable_gives_the_reason():

@@ -152,7 +152,6 @@ def test_a_misspelt_run_suggests_the_nearest(tmp_path: Path) -> None:
         ("recipes", "list"),
         ("recipes", "explain", "sft"),
         ("doctor",),
-        ("gc",),
     ],
 )
 def test_reading_commands_print_json(tmp_path: Path, ask: tuple[str, ...]) -> None:
@@ -163,45 +162,6 @@ def test_reading_commands_print_json(tmp_path: Path, ask: tuple[str, ...]) -> No
 
 def test_a_flag_takes_no_value_and_the_version_is_printed() -> None:
     assert "<bool>" not in ratchet("gc", "--help") and ratchet("--version").startswith("ratchet ")
-
-
-def test_cost_estimate_ignores_other_models_and_data(tmp_path: Path) -> None:
-    """Measured times apply to the same recipe with another seed, not to another model or other data."""
-    from ratchet.tasks.machine.calibration import last_seconds
-    from ratchet.tasks.machine.provenance import machine
-    from ratchet.tasks.pipeline import Pipeline
-
-    def opened(*overrides: str) -> Pipeline:
-        return Pipeline.open("online_dpo", home=tmp_path, profile="test", overrides=overrides)
-
-    pipeline = opened()
-    for number, stage in enumerate(pipeline.stages.values()):
-        with pipeline.store.working(stage.name, stage.key) as work:
-            parents = [pipeline.stages[name].key for name in stage.inputs.values()]
-            pipeline.store.publish(
-                work,
-                stage.name,
-                stage.key,
-                stage.kind,
-                parents,
-                {"seconds": number + 1.0},
-                {
-                    "does": stage.does,
-                    "options": stage.options,
-                    "inputs": dict(stage.inputs),
-                    "machine": machine(),
-                },
-            )
-    everything = {name: number + 1.0 for number, name in enumerate(pipeline.stages)}
-    assert last_seconds(pipeline) == everything
-    assert last_seconds(opened("seed=7")) == everything
-    assert set(last_seconds(opened("models.policy.source=generate:tiny?seed=5"))) == {"raw"}, (
-        "curation counts the model's tokens"
-    )
-    assert "raw" not in last_seconds(opened("data.source=generate:tiny_pairs?size=50&seed=1"))
-    assert set(everything) - set(last_seconds(opened("online.rollout.temperature=0.5"))) == {
-        f"{step}_{n}" for step in ("rollout", "annotate", "select", "optimise") for n in (1, 2)
-    } | {"answers_policy", "evaluate"}
 
 
 def test_at_most_twelve_figures_headline_measure_first() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import time
 from pathlib import Path
@@ -20,7 +19,7 @@ from ratchet.tasks.tracking.live_upload import Tracking
 from ratchet.tasks.tracking.outcome import stage_metrics
 from ratchet.tasks.tracking.prefect_page import AWAY_SECONDS, PrefectPage
 
-KINDS = ("image", "link", "markdown", "table")
+KINDS = ("link", "markdown", "table")
 
 
 @pytest.fixture
@@ -46,28 +45,18 @@ def prefect_artifacts(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, An
 
 
 def evaluated(path: Path) -> tuple[Stage, Artifact]:
-    (path / "plots").mkdir(parents=True)
-    (path / "plots" / "win_rates.png").write_bytes(b"png")
+    path.mkdir(parents=True, exist_ok=True)
     (path / "report.html").write_text("")
     return Stage("evaluate", "evaluate", "report", {}, key="k" * 64), Artifact(
         "report", path, "k" * 64, (), {"win_rate": 0.684}
     )
 
 
-def test_finished_stage_gets_a_table_figures_and_the_report_path(
+def test_finished_stage_gets_a_table_and_the_report_path(
     tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]]
 ) -> None:
     PrefectPage().finished(*evaluated(tmp_path), reused=False, seconds=3.0)
-    assert set(prefect_artifacts) == {
-        "table result-evaluate",
-        "image plot-evaluate-win-rates",
-        "markdown report",
-    }
-    image = prefect_artifacts["image plot-evaluate-win-rates"]
-    assert (
-        image["image_url"] == "data:image/png;base64," + base64.b64encode(b"png").decode()
-        and image["description"] == "evaluate: win rates"
-    )
+    assert set(prefect_artifacts) == {"table result-evaluate", "markdown report"}
     assert {"number": "win_rate", "value": "0.684"} in prefect_artifacts["table result-evaluate"]["table"]
     assert str(tmp_path / "report.html") in prefect_artifacts["markdown report"]["markdown"]
 
@@ -86,21 +75,11 @@ def test_the_flow_run_gets_the_run_s_name(monkeypatch: pytest.MonkeyPatch) -> No
 def test_artifact_keys_are_valid_in_prefect(
     tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]]
 ) -> None:
-    stage, artifact = evaluated(tmp_path)
-    (tmp_path / "plots" / "slices_instruction.family.png").write_bytes(b"png")
+    _, artifact = evaluated(tmp_path)
+    stage = Stage("answers_best_8", "answers", "groups", {}, key="k" * 64)
     PrefectPage().finished(stage, artifact, reused=False, seconds=3.0)
     keys = {key.partition(" ")[2] for key in prefect_artifacts}
-    assert {
-        ArtifactCreate(key=key).key for key in keys
-    } == keys and "plot-evaluate-slices-instruction-family" in keys
-
-
-def test_paper_is_linked_once(tmp_path: Path, prefect_artifacts: dict[str, dict[str, Any]]) -> None:
-    page, finished = PrefectPage(paper="arXiv:2405.07863"), evaluated(tmp_path)
-    page.finished(*finished, reused=False, seconds=3.0)
-    assert prefect_artifacts.pop("link paper")["link"] == "https://arxiv.org/abs/2405.07863"
-    page.finished(*finished, reused=False, seconds=3.0)
-    assert "link paper" not in prefect_artifacts
+    assert {ArtifactCreate(key=key).key for key in keys} == keys and "result-answers-best-8" in keys
 
 
 def test_unreachable_prefect_server_is_retried_rarely(
