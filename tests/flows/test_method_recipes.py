@@ -17,9 +17,9 @@ METHODS = [
     name
     for name in names()
     for recipe in [shipped_recipe(name)[0]]
-    if shipped()[name].parent != folder()
-    and (recipe.claim or recipe.models["policy"].source.startswith("generate:"))
+    if shipped()[name].parent != folder() and recipe.models["policy"].source.startswith("generate:")
 ]
+LABELS = [name for name in names() if shipped()[name].parent.name == "labels"]
 
 
 SLOW = {"ensemble_worst_case", "ensemble_uncertainty", "reward_robust", *WHOLE_SFT}
@@ -58,3 +58,31 @@ def test_a_recipe_runs_two_steps(name: str, tiny_home: Path, plain_pages: None) 
         report = run.artifact("evaluate")
         undefined = json.loads((report.path / "results.json").read_text())["undefined"]
         assert {recipe.claim.metric, f"{recipe.claim.metric}.mean"} & {*report.meta, *undefined}
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_a_recipe_that_chooses_labels_runs_on_the_tiny_model(
+    name: str, tiny_home: Path, plain_pages: None
+) -> None:
+    """SmolLM2 and the conversations are left out: the tiny model answers openers with an instruction each."""
+    recipe, _ = shipped_recipe(name)
+    asked = "{transforms: [{name: instruct}], limit: 40}"
+    changes = {
+        "models": "{policy: {source: 'generate:tiny?seed=0', format: tiny}, encoder: null}",
+        "data": f"{{source: 'generate:tiny_openers?seed=1', sha256: null, parser: null, transforms: [], "
+        f"min_groups: 1, min_topics: null, max_topic_share: null, near_threshold: null, decontaminate: null, "
+        f"{', '.join(f'{split}: {asked}' for split in recipe.data.splits)}}}",
+        "demonstrate.rollout": "{name: sample, responses_per_prompt: 4, max_tokens: 16}",
+        "phases.judge": "{layers: null, fit: {epochs: 1}}",
+        "phases.again": "{layers: null, fit: {epochs: 1}}",
+        "sft.fit": "{epochs: 1, min_ended: 0.0}",
+        "evaluate.prompts": "3",
+    }
+    run = Pipeline.open(
+        name, home=tiny_home, profile="test", overrides=[f"{key}={value}" for key, value in changes.items()]
+    )
+    for stage in run.stages:
+        run.make(stage)
+    counts = run.artifact("again").meta["counts"]
+    assert counts["kept"] and counts["also kept"]
+    assert "final.pair_accuracy" in run.artifact("evaluate").meta
