@@ -140,11 +140,9 @@ def _reward(planner: Planner, phase: Phase, section: Reward) -> None:
     held_out, other = planner.source(section.validation)
     inputs = {"policy": planner.start(phase), "data": stage}
     inputs |= {"validation_data": held_out} if held_out != stage else {}
-    options = {
-        key: value for key, value in plain(section).items() if key not in ("also", "of", "seed", "does")
-    }
+    left_out, recipe = ("also", "of", "seed", "does"), planner.recipe
+    options = {key: value for key, value in plain(section).items() if key not in left_out}
     options |= {"data": file, "validation": other, "where": phase.where}
-    recipe = planner.recipe
     if section.also:
         inputs["also"], options["also"] = planner.source(section.also)
     elif stage == "preferences" and recipe.demonstrate and recipe.demonstrate.reward:

@@ -280,11 +280,7 @@ def test_about_and_paper_are_not_inherited_from_a_shipped_recipe(tmp_path: Path)
 # Shipped recipes that learn from rewards without watching `equal_rewards`, and why.
 UNWATCHED = {
     **dict.fromkeys(
-        (
-            *("instruct", "instruct_offline"),
-            *(f"label_{which}" for which in ("disagreement", "diverse", "small_margins", "uniform")),
-        ),
-        "a verifier labels each pair: the reward model only proposes it",
+        ("instruct", "instruct_offline"), "a verifier labels each pair: the reward model only proposes it"
     ),
     "instruct_reward_labels": "a reward model gives no two answers one reward; its certificate bounds ties",
 }
