@@ -56,7 +56,7 @@ def small_steps(recipe: Recipe) -> list[str]:
         elif isinstance(section, Reward):
             changes += [f"{at}.limit=8", f"{at}.limit_validation=4", f"{at}.fit.epochs=1"]
             changes += [f"{at}.certificate.min_accuracy=null"]
-        elif isinstance(section, Groups) and section.data in recipe.data.splits:
+        elif isinstance(section, Groups) and section.data in (recipe.data.splits or {}):
             changes += [f"data.{kind_of(section.data)}.limit=40"]
         elif isinstance(section, Learn) and at != "sft":
             changes += [f"{at}.limit=8", f"{at}.fit.epochs=1"]
