@@ -32,11 +32,10 @@ from ratchet.components.recipes.phases import sections as phases_of
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.recipe import folder, load, names
 from ratchet.components.recipes.schema import Recipe
-from ratchet.components.recipes.schema_claim import Claim
 from ratchet.components.recipes.sections import Parser, Spec
 from ratchet.components.recipes.splits import Split
 from ratchet.components.recipes.yaml_files import shipped
-from ratchet.flows.catalogue import equations, families, own_keys, pieces, yaml_line
+from ratchet.flows.catalogue import Row, equations, families, own_keys, pieces, rows_of, yaml_line
 from ratchet.flows.claim_records import Verdict, claiming, effect, read, sentence, states
 from ratchet.flows.claim_records import filled as filled_claims
 
@@ -155,27 +154,6 @@ def claims_svg(recipes: Mapping[str, Recipe], stored: Mapping[str, Verdict]) -> 
         for row in rows_of(name, recipe.claim, stored[name])
     ]
     return svg(rows) if rows else ""
-
-
-class Row(typing.NamedTuple):
-    """A measured difference with its interval, and the bound that the claim says it lies beyond."""
-
-    name: str
-    low: float
-    mean: float
-    high: float
-    bound: float
-    decision: str
-
-
-def rows_of(name: str, claim: Claim, verdict: Verdict) -> list[Row]:
-    """One row for each baseline that was measured."""
-    bound = claim.at_least if claim.direction == "higher" else -claim.at_least
-    return [
-        Row(f"{name} − {against}", one.low, one.mean, one.high, bound, one.decision)
-        for against, one in verdict.comparisons.items()
-        if one.low is not None and one.mean is not None and one.high is not None
-    ]
 
 
 def svg(rows: Sequence[Row]) -> str:

@@ -1,11 +1,12 @@
-"""The catalogue of recipes: their families, and a description of each (five lines, equation, option
-defaults).
+"""The catalogue of recipes: their families, and a description of each (five lines, equation, option defaults,
+measured claim with a plot).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -14,9 +15,12 @@ from ratchet.components.piece import SLOTS, Description, catalogue, describe, mo
 from ratchet.components.recipes.phases import Phase, sections
 from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.schema import Learn, Online, Recipe, Reward
+from ratchet.components.recipes.schema_claim import Claim
 from ratchet.components.recipes.yaml_files import read_yaml, shipped
 from ratchet.flows.claim_records import Verdict, effect, key_of, sentence
 
+WIDTH = 41
+"""Characters of the plot of an interval."""
 FAMILIES = (
     "Supervised fine-tuning",
     "Reward modelling",
@@ -108,14 +112,18 @@ def claim_text(recipe: Recipe, stored: Mapping[str, Verdict]) -> str:
     return f"{claim}: {one.verdict}{stale}, {effects}, {one.seeds} seeds. {one.note or one.why}"
 
 
-def details(recipe: Recipe) -> list[str]:
-    """Equation, and options with their defaults, for the terminal."""
+def details(recipe: Recipe, stored: Mapping[str, Verdict]) -> list[str]:
+    """Equation, options with their defaults, and a text plot of what was measured, for the terminal."""
     lines = ["equation"]
     lines += [f"  {name}: {text}" for name, text in equations(recipe).items()]
     lines += ["options, and what the pieces' papers or authors set"]
     for name, (options, paper) in options_of(recipe).items():
         source = f" ({paper})" if paper else ""
         lines += [f"  {name}{source}: {', '.join(_option(*one) for one in options)}"]
+    if recipe.claim and recipe.name in stored:
+        rows = rows_of(recipe.name, recipe.claim, stored[recipe.name])
+        lines += ["measured (0: no difference, ¦: the smallest effect of interest)"] if rows else []
+        lines += [f"  {row.name}  {text_bar(row)}" for row in rows]
     return lines
 
 
@@ -202,3 +210,48 @@ def pieces(recipe: Recipe) -> list[str]:
     known = _known()
     used = dict.fromkeys(name for name, _ in _specs(plain(recipe)) if name in known)
     return [f"{name} ({paper})" if (paper := known[name].paper) else name for name in used]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A measured difference with its interval, and the bound that the claim says it lies beyond."""
+
+    name: str
+    low: float
+    mean: float
+    high: float
+    bound: float
+    decision: str
+
+
+def rows_of(name: str, claim: Claim, verdict: Verdict) -> list[Row]:
+    """One row for each baseline that was measured."""
+    bound = claim.at_least if claim.direction == "higher" else -claim.at_least
+    return [
+        Row(f"{name} − {against}", one.low, one.mean, one.high, bound, one.decision)
+        for against, one in verdict.comparisons.items()
+        if one.low is not None and one.mean is not None and one.high is not None
+    ]
+
+
+def text_bar(row: Row) -> str:
+    """The interval `├──●──┤` on a line with 0 (`0`) and the claim's bound (`¦`), and the ends of the axis.
+
+    >>> text_bar(Row("a", 0.1, 0.2, 0.3, 0.0, "holds"))
+    '+0 0············├─────────────●────────────┤ +0.3'
+    """
+    first, last = min(row.low, row.bound, 0.0), max(row.high, row.bound, 0.0)
+    span = (last - first) or 1.0
+
+    def at(value: float) -> int:
+        return round((WIDTH - 1) * (value - first) / span)
+
+    line = ["·"] * WIDTH
+    line[at(0.0)] = "0"
+    if row.bound:
+        line[at(row.bound)] = "¦"
+    low, high = at(row.low), at(row.high)
+    line[low : high + 1] = [mark if mark in "0¦" else "─" for mark in line[low : high + 1]]
+    line[low], line[high] = "├", "┤"
+    line[at(row.mean)] = "●"
+    return f"{first:+.3g} {''.join(line)} {last:+.3g}"

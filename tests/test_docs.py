@@ -13,6 +13,8 @@ from types import ModuleType
 import pytest
 import yaml
 
+from ratchet.flows.catalogue import Row
+
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 
@@ -77,8 +79,8 @@ def test_family_pages_are_fresh_and_name_every_recipe(generate: ModuleType) -> N
 
 
 def test_intervals_of_a_family_are_drawn_each_at_its_own_scale(generate: ModuleType) -> None:
-    row = generate.Row("a − b", -0.25, -0.15, -0.05, -0.1, "undecided")
-    drawn = generate.svg([row, generate.Row("c − d", 10.0, 20.0, 40.0, 0.0, "holds")])
+    row = Row("a − b", -0.25, -0.15, -0.05, -0.1, "undecided")
+    drawn = generate.svg([row, Row("c − d", 10.0, 20.0, 40.0, 0.0, "holds")])
     assert drawn.count("<circle") == 2 and "a − b" in drawn and "-0.15 undecided" in drawn
     assert 'x1="555.0" x2="690.0"' in drawn  # 10 to 40 of 40 on the right half, from 510 to 690
 

@@ -75,7 +75,7 @@ def explain(
     if defaults:
         return typer.echo(dump(loaded, chosen))  # as it is: what Rich prints it wraps
     console, stored = open_console(), read()
-    for line in [*summary(loaded, stored), "", *details(loaded), ""]:
+    for line in [*summary(loaded, stored), "", *details(loaded, stored), ""]:
         console.print(line, markup=False, soft_wrap=True)
     console.print(sizes(loaded, chosen))
     if loaded.data.splits is None:

@@ -19,6 +19,7 @@ from ratchet.components.recipes.recipe import load
 from ratchet.components.recipes.schema_claim import Claim
 from ratchet.components.storage.store import Store, digest
 from ratchet.flows import claim_values, claims
+from ratchet.flows.catalogue import Row, text_bar
 from ratchet.flows.claim_records import (
     Comparison,
     Verdict,
@@ -464,6 +465,12 @@ def test_explain_says_what_a_recipe_is_in_five_lines(monkeypatch: pytest.MonkeyP
     assert (
         "  sample (arXiv:2405.07863): responses_per_prompt 8 (default 4), max_tokens 16 (default 128)" in text
     )
+    assert details[-1].strip().startswith("rloo − start  +0 0·") and details[-1].endswith("┤ +0.25")
+
+
+def test_an_interval_is_drawn_with_zero_and_the_bound() -> None:
+    row = Row("a − b", -0.25, -0.15, -0.05, -0.1, "undecided")
+    assert text_bar(row) == "-0.25 ├───────────────●───────¦───────┤·······0 +0"
 
 
 def test_a_report_is_compared_with_zero_by_seed(publish: Any, tmp_path: Path) -> None:
