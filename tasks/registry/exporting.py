@@ -57,14 +57,14 @@ def export(model: str, out: Path, *, home: Path) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
     with (
         disk_errors(f"exporting {model}"),
-        tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as beside,
+        tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch,
     ):
         if version:
-            place = Path(beside) / "registered"
+            place = Path(scratch) / "registered"
             bring(f"registry:{version.name}/{version.version}", version.tags.get("weights"), place, home)
         elif manifest:
             Store(home).verify(Artifact(manifest["kind"], place, manifest["key"]))
-        whole = Path(beside) / "model"
+        whole = Path(scratch) / "model"
         shutil.copytree(place, whole, ignore=shutil.ignore_patterns(*LEFT_OUT))
         if not any(whole.glob("*.safetensors")):
             raise StoreError(
