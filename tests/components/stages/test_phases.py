@@ -138,6 +138,19 @@ def test_a_reward_model_learns_from_two_sets_of_pairs(tiny_home: Path, tmp_path:
     assert meta["steps"] == -(-(first + second) // 8)
 
 
+def test_a_reward_model_learns_from_two_splits(tiny_home: Path) -> None:
+    splits = "{reward: 0.3, reward_validation: 0.1, pairs: 0.2, pairs_validation: 0.1, evaluate: 0.3}"
+    changes = [f"data.splits={splits}", "reward.also=pairs", "reward.fit.epochs=1"]
+    pipeline = Pipeline.open("reward_model", home=tiny_home, profile="test", overrides=changes)
+    for name in pipeline.stages:
+        pipeline.make(name)
+        if name == "reward":
+            break
+    folder, counts = pipeline.artifact("curated").path, pipeline.artifact("reward").meta["counts"]
+    own, others = (len(read_groups(folder / f"{name}.parquet")) for name in ("reward", "pairs"))
+    assert own != others and (counts["kept"], counts["also kept"]) == (own, others)
+
+
 def test_a_cycle_samples_with_the_policy_of_the_pass_before(tiny_home: Path, tmp_path: Path) -> None:
     pipeline = run(opened(tmp_path, CYCLE, tiny_home))
     first, second = (
