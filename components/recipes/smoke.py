@@ -8,7 +8,7 @@ from typing import Any
 
 from ratchet.components.recipes.phases import with_sections
 from ratchet.components.recipes.schema import Fit, Learn, Online, Recipe, Reward
-from ratchet.components.recipes.sections import Contexts, Conversations, Data, Limits, Pairs
+from ratchet.components.recipes.sections import Contexts, Conversations, Data, Labelled, Limits, Pairs
 
 ROUNDS = 2
 PAIRS = 64
@@ -64,7 +64,7 @@ def _data(data: Data, count: int) -> Data:
     parts = {
         field.name: part
         for field in dataclasses.fields(data)
-        if isinstance(part := getattr(data, field.name), Conversations | Contexts | Pairs)
+        if isinstance(part := getattr(data, field.name), Conversations | Contexts | Labelled | Pairs)
     }
     smaller = {
         name: replace(part, limit=min(part.limit or most, most))

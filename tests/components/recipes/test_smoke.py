@@ -14,7 +14,7 @@ def test_every_shipped_recipe_loads_with_a_limit(name, count):
     whole, profile = shipped_recipe(name)
     recipe, _ = load(name, limit=count)
     assert recipe.name == f"{name}-limited" and recipe.register is None and len(plan(recipe, profile)) > 3
-    for split in ("sft", "prompts", "evaluate", "demonstrate", "preferences_validation"):
+    for split in ("sft", "prompts", "labelled", "evaluate", "demonstrate", "preferences_validation"):
         assert recipe.data.of(split).limit <= count
     for section in (recipe.sft, recipe.reward, recipe.offline, recipe.online):
         assert section is None or (
