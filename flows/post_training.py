@@ -14,7 +14,7 @@ from ratchet.components.recipes.check_models import check_model
 from ratchet.components.stages import WAITING
 from ratchet.components.stages.ask import Waiting
 from ratchet.flows.commands.options import Until
-from ratchet.flows.parts import version
+from ratchet.flows.dvc_workspace import publish_and_commit
 from ratchet.tasks.data.drift import check_data_drift, check_result_drift
 from ratchet.tasks.labels.waiting import deployed_flow_run, suspend, unanswered_queue
 from ratchet.tasks.pipeline import Pipeline
@@ -81,7 +81,11 @@ def post_training(
             champion=registered.get("champion"),
             registered=versions,
         )
-        return {"run": pipeline.run.name, "registered": registered, "data": version(pipeline, Path.cwd())}
+        return {
+            "run": pipeline.run.name,
+            "registered": registered,
+            "data": publish_and_commit(pipeline, Path.cwd()),
+        }
 
 
 def curate(pipeline: Pipeline) -> None:

@@ -34,7 +34,7 @@ def run_part(
     """Run the pipeline stages of one DVC stage and publish their data under `data/`. From `train` on, this
     runs the flow.
     """
-    from ratchet.flows.parts import lay_out
+    from ratchet.flows.dvc_workspace import publish_outputs
     from ratchet.tasks.pipeline import Pipeline
 
     pipeline = Pipeline.open(recipe, home=home, overrides=overrides, profile=profile)
@@ -46,4 +46,4 @@ def run_part(
         data = ("raw", "drafts", "curated") if part == "curate" else ("raw",)
         for name in (*(n for n in pipeline.stages if n.startswith("model_")), *data):
             pipeline.make(name)
-    lay_out(pipeline, Path.cwd(), (part,))
+    publish_outputs(pipeline, Path.cwd(), (part,))

@@ -28,7 +28,7 @@ from ratchet.components.storage.store import write_atomic
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.registry.versions import champion, saved_lineage
 from ratchet.tasks.tracking import alerts
-from ratchet.tasks.tracking.results import evaluation, paired, shared_scores
+from ratchet.tasks.tracking.results import paired_difference, read_evaluation, shared_scores
 
 log = logging.getLogger("ratchet.drift")
 
@@ -146,7 +146,7 @@ def result_shifts(mine: Mapping[str, Any], best: Mapping[str, Any]) -> list[Shif
     """
     found = []
     for score in (score for score in shared_scores(mine, best) if score != "length"):
-        interval = paired(mine, best, score, level=0.99)
+        interval = paired_difference(mine, best, score, level=0.99)
         half_width = interval["high"] - interval["mean"]
         ours, theirs = (sum(e["per_prompt"][score]) / len(e["per_prompt"][score]) for e in (mine, best))
         texts = f"champion {theirs:.4g}", f"this run {ours:.4g}"
@@ -195,7 +195,7 @@ def _against_champion(pipeline: Pipeline) -> tuple[str, list[Shift]] | None:
     if best is None:
         return None
     theirs = (saved_lineage(best, home=home) or {}).get("results") or {}
-    return f"{best.name} version {best.version}", result_shifts(evaluation(pipeline.run.path), theirs)
+    return f"{best.name} version {best.version}", result_shifts(read_evaluation(pipeline.run.path), theirs)
 
 
 def _report(

@@ -70,7 +70,7 @@ def publish(artifact: Path, target: Path) -> bool:
     return True
 
 
-def digest(path: Path) -> str:
+def dvc_md5(path: Path) -> str:
     """DVC's md5 of a file or directory (`.dir`), as `publish` writes it and dvc.lock names it."""
     path = Path(path)
     if not path.exists():
@@ -78,7 +78,7 @@ def digest(path: Path) -> str:
     if path.is_file():
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "md5").hexdigest()
-    entries = [{"md5": digest(path / name), "relpath": name} for name in sorted(_files(path, UNVERSIONED))]
+    entries = [{"md5": dvc_md5(path / name), "relpath": name} for name in sorted(_files(path, UNVERSIONED))]
     return hashlib.md5(json.dumps(entries, sort_keys=True).encode()).hexdigest() + ".dir"
 
 
@@ -89,18 +89,18 @@ def commit(workspace: Path) -> dict[str, str]:
     for a busy DVC lock, then raises `ServiceError`.
     """
     workspace = Path(workspace)
-    if not _usable(workspace, "data versions are not recorded"):
+    if not _is_dvc_workspace(workspace, "data versions are not recorded"):
         return {}
     stages = _stages(workspace).items()
     if ready := [name for name, paths in stages if all((workspace / path).exists() for path in paths)]:
         dvc(workspace, "commit", "--force", "--quiet", *ready)
-    return locked(workspace)
+    return read_dvc_lock(workspace)
 
 
 def versions(workspace: Path, path: str) -> Iterator[str]:
     """Git commits at which dvc.lock has distinct versions of `path`, latest first."""
     workspace, seen = Path(workspace), set()
-    if not _usable(workspace, f"no earlier version of {path} is looked for"):
+    if not _is_dvc_workspace(workspace, f"no earlier version of {path} is looked for"):
         return
     for commit in _git(workspace, "log", "--format=%H", "--", "dvc.lock").split():
         version = _outs(_git(workspace, "show", f"{commit}:./dvc.lock")).get(path)
@@ -109,7 +109,7 @@ def versions(workspace: Path, path: str) -> Iterator[str]:
             yield commit
 
 
-def get(workspace: Path, path: str, commit: str, target: Path) -> bool:
+def fetch_version(workspace: Path, path: str, commit: str, target: Path) -> bool:
     """Fetch a file or directory as of a commit from DVC's cache or default remote; False, with a log line, if
     unavailable. If `target` is an existing directory, it is placed inside.
     """
@@ -121,7 +121,7 @@ def get(workspace: Path, path: str, commit: str, target: Path) -> bool:
     return True
 
 
-def locked(workspace: Path) -> dict[str, str]:
+def read_dvc_lock(workspace: Path) -> dict[str, str]:
     """Output path -> md5 from dvc.lock."""
     lock = Path(workspace) / "dvc.lock"
     return _outs(lock.read_text()) if lock.exists() else {}
@@ -165,7 +165,7 @@ def dvc(workspace: Path, *arguments: str, wait_seconds: float = 60.0) -> str:
         pause = min(5.0, pause * 2)
 
 
-def _usable(workspace: Path, otherwise: str) -> bool:
+def _is_dvc_workspace(workspace: Path, otherwise: str) -> bool:
     """Whether `workspace` has .dvc and dvc.yaml and is in a git checkout; logs one line if not."""
     lacking = next((name for name in (".dvc", "dvc.yaml") if not (workspace / name).exists()), None)
     around = (workspace.resolve(), *workspace.resolve().parents)

@@ -26,7 +26,7 @@ from ratchet.components.storage.store import MANIFEST, content, read_manifest, w
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.registry.versions import Version, saved_lineage
 from ratchet.tasks.registry.weights import Location, locate
-from ratchet.tasks.tracking.results import evaluation
+from ratchet.tasks.tracking.results import read_evaluation
 
 
 def write_lineage(pipeline: Pipeline, name: str) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def runs_with(path: Path) -> Iterator[Path]:
 
 def _results(run: Path, key: str) -> dict[str, Any]:
     """The run's evaluation, if it evaluated this artifact."""
-    found = evaluation(run)
+    found = read_evaluation(run)
     return found if found.pop("policy", None) == key else {}
 
 

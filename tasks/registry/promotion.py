@@ -33,7 +33,7 @@ from ratchet.tasks.registry.versions import (
     version_with_files,
     versions_of,
 )
-from ratchet.tasks.tracking.results import comparable, paired, shared_scores
+from ratchet.tasks.tracking.results import paired_difference, shared_scores, why_not_comparable
 from ratchet.tasks.tracking.server import service
 
 COMPARED = "comparison."  # tag: comparison.<champion's version>.<score>
@@ -87,7 +87,7 @@ def against_champion(
         mine, theirs = (whole.get("results") or {} for whole in lineages)
         rule = rule or _rule(lineages[0])
         score = rule.score or next((s for s in shared_scores(mine, theirs) if s != "length"), "gold")
-        if why_not := comparable(mine, theirs, score):
+        if why_not := why_not_comparable(mine, theirs, score):
             return Comparison(best.version, score, why_not=why_not)
         tag = f"{COMPARED}{best.version}.{score}"
         before = json.loads(challenger.tags.get(tag, "{}"))
@@ -97,7 +97,7 @@ def against_champion(
         # at least forty resamples in each tail
         resamples = min(MOST_RESAMPLES, max(10_000, math.ceil(80 / share)))
         try:
-            interval = paired(mine, theirs, score, level=1 - share, resamples=resamples)
+            interval = paired_difference(mine, theirs, score, level=1 - share, resamples=resamples)
             found = Comparison(best.version, score, met, 1 - share, **interval)
         except DataError as error:  # keep the registration
             return Comparison(best.version, score, why_not=str(error))

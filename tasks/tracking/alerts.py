@@ -37,7 +37,7 @@ def emit_alert(event: str, run: str, message: str, payload: Mapping[str, Any]) -
         log.warning("alert %s was not sent: %s", event, type(error).__name__)
 
 
-class Alarm(Watcher):
+class AlertWatcher(Watcher):
     """Watcher of a run that alerts on tripped health rules and failed gates. Reused stages
     were reported by the run that made them.
     """

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from ratchet.components.storage.store import content, read_manifest
-from ratchet.tasks.tracking.results import as_text, comparable, evaluation, paired
+from ratchet.tasks.tracking.results import as_text, paired_difference, read_evaluation, why_not_comparable
 from ratchet.tasks.tracking.server import flatten
 
 Change = tuple[str, str, str]  # name, value in the first run, value in the second; "" if missing
@@ -34,12 +34,12 @@ def differences(first: Path, other: Path) -> Differences:
     """Compare two run directories, finished or not."""
     states = [json.loads((run / "run.json").read_text()) for run in (first, other)]
     recipes = [flatten(yaml.safe_load((run / "recipe.yaml").read_text()) or {}) for run in (first, other)]
-    results = [evaluation(first), evaluation(other)]
+    results = [read_evaluation(first), read_evaluation(other)]
     scores = []
     for score in dict.fromkeys([*results[0].get("per_prompt", {}), *results[1].get("per_prompt", {})]):
         one, two = (_mean(r.get("per_prompt", {}).get(score, [])) for r in results)
-        why_not = comparable(results[0], results[1], score)
-        scores.append((score, one, two, why_not or paired(results[1], results[0], score)))
+        why_not = why_not_comparable(results[0], results[1], score)
+        scores.append((score, one, two, why_not or paired_difference(results[1], results[0], score)))
     return Differences(
         recipe=_changes(*recipes),
         code=_changes(*({"revision": s.get("revision", "")} for s in states)),

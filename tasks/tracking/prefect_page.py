@@ -14,7 +14,7 @@ from ratchet.components.errors import redacted
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.types import Artifact
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.tracking.live_upload import Tracking
+from ratchet.tasks.tracking.live_upload import BackgroundUploader
 from ratchet.tasks.tracking.outcome import markdown, numbers_of, outcome
 
 AWAY_SECONDS = 300.0
@@ -46,7 +46,7 @@ class PrefectPage:
     report.
     """
 
-    def __init__(self, tracking: Tracking | None = None) -> None:
+    def __init__(self, tracking: BackgroundUploader | None = None) -> None:
         self.tracking = tracking
         self.progress: Any = None
         self.last = 0.0
@@ -109,7 +109,7 @@ class PrefectPage:
         from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
         where = f"`{file.resolve()}` on {platform.node()}"
-        page = self.tracking.page(file.name, wait_seconds=5.0) if self.tracking else None
+        page = self.tracking.artifact_url(file.name, wait_seconds=5.0) if self.tracking else None
         if page:
             text = f"The file: {where}"
             create_link_artifact(link=page, link_text="evaluation report", key="report", description=text)

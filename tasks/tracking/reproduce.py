@@ -18,7 +18,7 @@ from ratchet.components.errors import ContractError, RecipeError, StoreError
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.storage.store import MANIFEST, Store, content, file_digest, read_manifest
 from ratchet.components.types import Artifact
-from ratchet.tasks.data.versioning import get, versions
+from ratchet.tasks.data.versioning import fetch_version, versions
 from ratchet.tasks.machine.provenance import machine, packages, revision
 from ratchet.tasks.pipeline import Pipeline
 
@@ -112,7 +112,7 @@ def _places(stage: Stage, recorded: Mapping[str, Any], home: Path, beside: Path)
     data = f"data/{stage.name}"
     yield from (Store(home).path(stage.name, recorded["key"]), Path(data))
     for commit in versions(Path(), data):
-        if get(Path(), data, commit, beside / commit):
+        if fetch_version(Path(), data, commit, beside / commit):
             yield beside / commit
             shutil.rmtree(beside / commit)
 

@@ -20,7 +20,7 @@ CONDITIONS = ("data", "max_tokens", "temperature", "decoding")
 """Sampling settings that answers must share to be compared."""
 
 
-def evaluation(run: Path) -> dict[str, Any]:
+def read_evaluation(run: Path) -> dict[str, Any]:
     """The evaluation in a run's directory; empty if there is none. Digests of removed inputs are omitted."""
     folder = run / "stages" / "evaluate"
     manifest = read_manifest(folder)
@@ -78,7 +78,7 @@ def _scorer(score: str, contents: Mapping[str, str], options: Mapping[str, Any])
     return digest([score, options.get("metrics", [])])
 
 
-def figures(results: Mapping[str, Any]) -> dict[str, float]:
+def headline_metrics(results: Mapping[str, Any]) -> dict[str, float]:
     """Headline numbers of an evaluation, to four digits: rate of the headline metric, gains or win rates with
     intervals, and descriptive metrics.
     """
@@ -120,7 +120,7 @@ def as_text(metrics: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def comparable(mine: Mapping[str, Any], theirs: Mapping[str, Any], score: str) -> str:
+def why_not_comparable(mine: Mapping[str, Any], theirs: Mapping[str, Any], score: str) -> str:
     """Empty if both have `score` from the same scorer on the same prompts with the same sampling settings;
     else the reason.
     """
@@ -138,7 +138,7 @@ def comparable(mine: Mapping[str, Any], theirs: Mapping[str, Any], score: str) -
     return ""
 
 
-def paired(
+def paired_difference(
     mine: Mapping[str, Any],
     theirs: Mapping[str, Any],
     score: str,
@@ -146,7 +146,7 @@ def paired(
     level: float = 0.95,
     resamples: int = 10_000,
 ) -> dict[str, Any]:
-    """Interval of mine − theirs over the shared prompts; check `comparable` first."""
+    """Interval of mine − theirs over the shared prompts; check `why_not_comparable` first."""
     from ratchet.components.evaluation.bootstrap import difference
 
     a, b = mine["per_prompt"][score], theirs["per_prompt"][score]
@@ -158,5 +158,6 @@ def shared_scores(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> Sequenc
     """Comparable scores, gold measure first and length last."""
     both = set(mine.get("per_prompt", {})) & set(theirs.get("per_prompt", {}))
     return sorted(
-        (s for s in both if not comparable(mine, theirs, s)), key=lambda s: (s != "gold", s == "length", s)
+        (s for s in both if not why_not_comparable(mine, theirs, s)),
+        key=lambda s: (s != "gold", s == "length", s),
     )

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ratchet.components.errors import ServiceError, redacted
-from ratchet.tasks.data.versioning import digest
+from ratchet.tasks.data.versioning import dvc_md5
 from ratchet.tasks.tracking.mlflow_runs import ROOT, MlflowRun, mlflow_runs
 from ratchet.tasks.tracking.server import (
     TRAINING,
@@ -37,7 +37,7 @@ KEY = "ratchet.key"  # tag: identity of a run
 COMPLETE = "ratchet.complete"  # tag: end time up to which a finished run is fully uploaded
 LIMITS = {"params": 100, "tags": 100, "metrics": 1000, "parameter": 6000, "tag": 8000, "digest": 36}
 """MLflow's limits: entries of a batch, then characters."""
-version_of = functools.cache(digest)  # artifacts are immutable and shared by stages
+version_of = functools.cache(dvc_md5)  # artifacts are immutable and shared by stages
 
 
 def sync(run_dir: Path, home: Path) -> int:

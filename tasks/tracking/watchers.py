@@ -13,8 +13,8 @@ from ratchet.components.errors import redacted
 from ratchet.tasks.labels.waiting import Asking
 from ratchet.tasks.machine.system import sampled, samples_of
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.tracking.alerts import Alarm
-from ratchet.tasks.tracking.live_upload import Tracking
+from ratchet.tasks.tracking.alerts import AlertWatcher
+from ratchet.tasks.tracking.live_upload import BackgroundUploader
 from ratchet.tasks.tracking.prefect_page import PrefectPage
 from ratchet.tasks.tracking.spending import spending
 
@@ -22,11 +22,13 @@ log = logging.getLogger("ratchet.watchers")
 
 
 @contextlib.contextmanager
-def watched(pipeline: Pipeline, display: Any = None) -> Iterator[Tracking]:
+def watched(pipeline: Pipeline, display: Any = None) -> Iterator[BackgroundUploader]:
     """Attach the watchers, start the run, and record its result."""
-    tracking = Tracking(pipeline.run.path, pipeline.store.home)
+    tracking = BackgroundUploader(pipeline.run.path, pipeline.store.home)
     page = PrefectPage(tracking)
-    pipeline.watchers[:] = [w for w in (display, page, Alarm(pipeline), Asking(pipeline)) if w is not None]
+    pipeline.watchers[:] = [
+        w for w in (display, page, AlertWatcher(pipeline), Asking(pipeline)) if w is not None
+    ]
     pipeline.begin()
     tracking.start()
     _notify_page(page.begin, pipeline.run.name)
@@ -47,7 +49,8 @@ def watched(pipeline: Pipeline, display: Any = None) -> Iterator[Tracking]:
     _notify_page(page.summary, pipeline)
     if not tracking.close() and display is not None:
         display.console.print(
-            f"MLflow is not up to date: {tracking.problem}. Nothing is lost; `ratchet sync` uploads the rest."
+            f"MLflow is not up to date: {tracking.last_error}. "
+            "Nothing is lost; `ratchet sync` uploads the rest."
         )
 
 

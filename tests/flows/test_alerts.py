@@ -121,13 +121,13 @@ from prefect import flow
 from types import SimpleNamespace
 from ratchet.components.errors import HealthError
 from ratchet.components.recipes.plan import Stage
-from ratchet.tasks.tracking.alerts import Alarm, emit_alert
+from ratchet.tasks.tracking.alerts import AlertWatcher, emit_alert
 @flow(name="toy", persist_result=False)
 def toy():
     raise ValueError("the disk is on fire")
 emit_alert("ratchet.drift", "toy-1", 'data moved: "rating" 7 -> 5', {"recipe": "toy"})
 run = SimpleNamespace(run=SimpleNamespace(name="toy-1"), recipe=SimpleNamespace(name="toy"))
-Alarm(run).failed(Stage("annotate_2", "annotate", "groups", {}, round=2), HealthError("round 2 was stopped: KL is 41"))
+AlertWatcher(run).failed(Stage("annotate_2", "annotate", "groups", {}, round=2), HealthError("round 2 was stopped: KL is 41"))
 try:
     toy()
 except ValueError:

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from ratchet.flows.ui import free_port, wait_for
-from ratchet.tasks.data.versioning import dvc, locked
+from ratchet.tasks.data.versioning import dvc, read_dvc_lock
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = {
@@ -108,7 +108,7 @@ def test_dvc_repro_and_the_flow_write_the_same_versions(
     workspace: Path, prefect: None, tmp_path: Path, tiny_model: Path
 ) -> None:
     dvc(workspace, "repro")
-    versions = locked(workspace)
+    versions = read_dvc_lock(workspace)
     assert list(versions) == [
         "data/raw",
         "data/curated",

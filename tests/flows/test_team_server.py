@@ -28,7 +28,7 @@ import pytest
 import yaml
 
 from ratchet.flows.ui import free_port, wait_for
-from ratchet.tasks.data.versioning import digest, dvc
+from ratchet.tasks.data.versioning import dvc, dvc_md5
 
 ROOT = Path(__file__).resolve().parents[2]
 BINARIES = next(
@@ -467,7 +467,7 @@ def test_the_pipeline_on_a_team_server(
         assert not (clone / "data" / "curated").exists()
         dvc(clone, "pull")
         for name in ("raw", "curated", "quarantined"):
-            assert digest(clone / "data" / name) == digest(home / "data" / name)
+            assert dvc_md5(clone / "data" / name) == dvc_md5(home / "data" / name)
         assert (clone / "data/curated/sft.parquet").read_bytes() == (
             home / "data/curated/sft.parquet"
         ).read_bytes()

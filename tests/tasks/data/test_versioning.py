@@ -11,7 +11,16 @@ import yaml
 
 from ratchet.components.errors import ServiceError, StoreError
 from ratchet.tasks.data import versioning
-from ratchet.tasks.data.versioning import _equal, commit, digest, dvc, get, locked, publish, versions
+from ratchet.tasks.data.versioning import (
+    _equal,
+    commit,
+    dvc,
+    dvc_md5,
+    fetch_version,
+    publish,
+    read_dvc_lock,
+    versions,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -32,8 +41,8 @@ def test_publish_commit_push_and_pull_round_trip(workspace, tmp_path):
     publish(tmp_path / "v1" / "a.txt", workspace / "data" / "one.txt")
     (workspace / "metrics.json").write_text(json.dumps({"win_rate": 0.5}))
     outs = commit(workspace)
-    assert outs["data/raw"] == digest(workspace / "data" / "raw")
-    assert outs["data/one.txt"] == digest(tmp_path / "v1" / "a.txt")
+    assert outs["data/raw"] == dvc_md5(workspace / "data" / "raw")
+    assert outs["data/one.txt"] == dvc_md5(tmp_path / "v1" / "a.txt")
     assert "up to date" in dvc(workspace, "status")  # as true as after `dvc repro`,
     assert "up to date" in dvc(workspace, "repro")  # the stage's command would fail if it ran
     dvc(workspace, "push")
@@ -50,7 +59,7 @@ def test_publish_commit_push_and_pull_round_trip(workspace, tmp_path):
     shutil.rmtree(workspace / ".dvc" / "cache")
     dvc(workspace, "pull", "--force")
     assert (workspace / "data" / "raw" / "a.txt").read_text() == "first"
-    assert locked(workspace) == outs
+    assert read_dvc_lock(workspace) == outs
 
 
 def test_earlier_version_is_restored_from_the_remote(workspace, tmp_path):
@@ -68,16 +77,16 @@ def test_earlier_version_is_restored_from_the_remote(workspace, tmp_path):
     shutil.rmtree(workspace / ".dvc" / "cache")
     latest, first = versions(workspace, "data/raw")
     assert not list(versions(workspace, "data/none")) and not list(versions(tmp_path, "data/raw"))
-    assert get(workspace, "data/raw", first, tmp_path / "back") and _equal(
+    assert fetch_version(workspace, "data/raw", first, tmp_path / "back") and _equal(
         tmp_path / "back", tmp_path / "first"
     )
     assert (
-        get(workspace, "data/one.txt", latest, tmp_path / "one")
+        fetch_version(workspace, "data/one.txt", latest, tmp_path / "one")
         and (tmp_path / "one").read_text() == "second"
     )
     shutil.rmtree(tmp_path / "remote")
     shutil.rmtree(workspace / ".dvc" / "cache", ignore_errors=True)
-    assert not get(workspace, "data/raw", first, tmp_path / "gone")
+    assert not fetch_version(workspace, "data/raw", first, tmp_path / "gone")
 
 
 def test_publish_replaces_and_never_writes_through_a_link(tmp_path):
@@ -124,7 +133,7 @@ def test_version_depends_on_content_only(tmp_path):
             (product / name).parent.mkdir(exist_ok=True)
             (product / name).write_text(time)
         assert publish(product, target) == (time == "monday")
-        versions_seen |= {digest(product), digest(target)}
+        versions_seen |= {dvc_md5(product), dvc_md5(target)}
         assert {p.relative_to(target).as_posix() for p in target.rglob("*") if p.is_file()} == {
             "a.txt",
             "deep/b.txt",

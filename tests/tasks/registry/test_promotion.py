@@ -13,7 +13,7 @@ from ratchet.components.recipes.schema_evaluation import Champion
 from ratchet.tasks.registry.promotion import against_champion, promote_by_hand, rollback, spent, with_evidence
 from ratchet.tasks.registry.registry import ensure_files, promote, register
 from ratchet.tasks.registry.versions import champion, events, history, saved_lineage
-from ratchet.tasks.tracking.results import comparable, paired, shared_scores
+from ratchet.tasks.tracking.results import paired_difference, shared_scores, why_not_comparable
 from ratchet.tasks.tracking.server import client
 
 PASSED, FAILED = (
@@ -187,7 +187,9 @@ def test_a_rollback_to_a_version_that_is_gone_changes_nothing(version, home, tmp
 
 def test_comparable_gives_the_reason():
     mine = evaluation([1.0, 2.0])
-    assert comparable(mine, evaluation([0.0]), "gold") == "" and shared_scores(mine, evaluation([0.0])) == [
+    assert why_not_comparable(mine, evaluation([0.0]), "gold") == "" and shared_scores(
+        mine, evaluation([0.0])
+    ) == [
         "gold",
         "length",
     ]
@@ -198,8 +200,10 @@ def test_comparable_gives_the_reason():
         ({}, "has no gold"),
         (evaluation([1.0], scorers={"gold": "h"}), "different scorers"),
     ):
-        assert why in comparable(mine, other, "gold")
-    assert paired(mine, evaluation([0.0, 1.0, 7.0]), "gold")["mean"] == 1.0  # of the prompts both answered
+        assert why in why_not_comparable(mine, other, "gold")
+    assert (
+        paired_difference(mine, evaluation([0.0, 1.0, 7.0]), "gold")["mean"] == 1.0
+    )  # of the prompts both answered
 
 
 def test_few_prompts_do_not_promote(version, home, tmp_path):

@@ -15,7 +15,7 @@ from ratchet.components.recipes.plan import Stage
 from ratchet.components.types import Artifact
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.tracking import alerts, watchers
-from ratchet.tasks.tracking.alerts import HEALTH, Alarm
+from ratchet.tasks.tracking.alerts import HEALTH, AlertWatcher
 
 ANNOTATE = Stage("annotate_2", "annotate", "groups", {}, round=2)
 TRIPPED = {
@@ -40,8 +40,10 @@ def emitted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.fixture
-def alarm() -> Alarm:
-    return Alarm(SimpleNamespace(run=SimpleNamespace(name="toy-1"), recipe=SimpleNamespace(name="toy")))  # type: ignore[arg-type]
+def alarm() -> AlertWatcher:
+    return AlertWatcher(
+        SimpleNamespace(run=SimpleNamespace(name="toy-1"), recipe=SimpleNamespace(name="toy"))
+    )  # type: ignore[arg-type]
 
 
 def artifact_with(meta: dict[str, Any]) -> Artifact:
@@ -55,7 +57,7 @@ def examined(folder: Path, gates: dict[str, Any], **metrics: float) -> tuple[Sta
     )
 
 
-def test_tripped_health_rule_emits_an_alert(alarm: Alarm, emitted: list[Any]) -> None:
+def test_tripped_health_rule_emits_an_alert(alarm: AlertWatcher, emitted: list[Any]) -> None:
     for action in ("warn", "roll_back"):
         alarm.finished(ANNOTATE, artifact_with({**TRIPPED, "verdict": action}), reused=False, seconds=1.0)
         event, run, message, more = emitted.pop()
@@ -89,7 +91,7 @@ def test_tripped_health_rule_emits_an_alert(alarm: Alarm, emitted: list[Any]) ->
     ],
 )
 def test_health_stop_emits_an_alert_and_other_failures_do_not(
-    error: BaseException, expected: bool, alarm: Alarm, emitted: list[Any]
+    error: BaseException, expected: bool, alarm: AlertWatcher, emitted: list[Any]
 ) -> None:
     alarm.failed(ANNOTATE, error)
     assert [(event, STOPPED in message) for event, _, message, _ in emitted] == [(HEALTH, True)] * expected
@@ -112,7 +114,7 @@ def test_health_stop_emits_an_alert_and_other_failures_do_not(
     ],
 )
 def test_failed_gates_emit_an_alert(
-    metrics: dict[str, float], text: str, alarm: Alarm, emitted: list[Any], tmp_path: Path
+    metrics: dict[str, float], text: str, alarm: AlertWatcher, emitted: list[Any], tmp_path: Path
 ) -> None:
     alarm.finished(*examined(tmp_path, GATES, **metrics), reused=False, seconds=1.0)
     assert [message.startswith(f"toy-1: evaluate: gates failed: {text}") for _, _, message, _ in emitted] == [
@@ -120,7 +122,9 @@ def test_failed_gates_emit_an_alert(
     ] * bool(text)
 
 
-def test_recipe_without_gates_emits_no_gate_alert(alarm: Alarm, emitted: list[Any], tmp_path: Path) -> None:
+def test_recipe_without_gates_emits_no_gate_alert(
+    alarm: AlertWatcher, emitted: list[Any], tmp_path: Path
+) -> None:
     alarm.finished(*examined(tmp_path, {}), reused=False, seconds=1.0)
     assert not emitted
 
@@ -129,7 +133,7 @@ def test_every_pipeline_has_an_alarm_watcher(
     emitted: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        watchers, "Tracking", lambda *_: SimpleNamespace(start=lambda: None, close=lambda: True)
+        watchers, "BackgroundUploader", lambda *_: SimpleNamespace(start=lambda: None, close=lambda: True)
     )
     pipeline = Pipeline.open("raft", home=tmp_path, profile="test")
     with pytest.raises(HealthError), watchers.watched(pipeline):

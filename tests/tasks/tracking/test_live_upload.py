@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from ratchet.components.errors import RecipeError, ServiceError
-from ratchet.tasks.data.versioning import digest
+from ratchet.tasks.data.versioning import dvc_md5
 from ratchet.tasks.machine.system import samples_of
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.tracking.live_upload import Tracking
+from ratchet.tasks.tracking.live_upload import BackgroundUploader
 from ratchet.tasks.tracking.mlflow_runs import ROOT, mlflow_runs
 from ratchet.tasks.tracking.server import client, cut, flatten, lines
 from ratchet.tasks.tracking.upload import Uploader, sync
@@ -111,7 +111,7 @@ def test_runs_nest_and_uploading_twice_or_resuming_adds_nothing(home: Path, pipe
         and round_one.data.tags["mlflow.parentRunId"] == ids["online"]
     )
     assert {(i.dataset.name, i.dataset.digest) for i in round_one.inputs.dataset_inputs} >= {
-        ("rollout_1", digest(pipeline.artifact("rollout_1").path)[:36])
+        ("rollout_1", dvc_md5(pipeline.artifact("rollout_1").path)[:36])
     }
     assert [a.path for a in mlflow.list_artifacts(ids[ROOT])] == ["recipe.yaml"]
     assert (
@@ -126,12 +126,12 @@ def test_runs_nest_and_uploading_twice_or_resuming_adds_nothing(home: Path, pipe
     file.write_text("")  # the stage resumes from its checkpoint at step 3: steps 3 and 4 are logged again
     write(file, range(3, 8), value=2.0)
     pipeline.end("stopped")
-    tracking = Tracking(run, home)
+    tracking = BackgroundUploader(run, home)
     tracking.start()
     assert tracking.close(wait_seconds=600) and tracking.run_id() == ids[ROOT]
     assert losses(home, ids[STEP]) == [(s, 1.0 if s < 5 else 2.0, (1000 + s) * 1000) for s in range(8)]
     assert mlflow.get_run(ids[ROOT]).info.status == mlflow.get_run(ids[STEP]).info.status == "KILLED"
-    assert tracking.page("report.html") is None, "no server shows an sqlite file"
+    assert tracking.artifact_url("report.html") is None, "no server shows an sqlite file"
 
 
 def test_a_run_whose_server_was_replaced_is_uploaded_again(
@@ -146,7 +146,7 @@ def test_a_run_whose_server_was_replaced_is_uploaded_again(
 
 
 def test_run_is_uploaded_in_the_background(home: Path, pipeline: Pipeline) -> None:
-    tracking = Tracking(pipeline.run.path, home, every_seconds=0.1)
+    tracking = BackgroundUploader(pipeline.run.path, home, every_seconds=0.1)
     tracking.start()
     run_id, end = tracking.run_id(STEP, wait_seconds=600), time.monotonic() + 600
     while len(losses(home, run_id)) < 5 and time.monotonic() < end:
@@ -158,13 +158,13 @@ def test_run_is_uploaded_in_the_background(home: Path, pipeline: Pipeline) -> No
 
 
 def test_a_run_that_another_process_uploads_is_uploaded_afterwards(home: Path, pipeline: Pipeline) -> None:
-    tracking = Tracking(pipeline.run.path, home, every_seconds=0.1)
+    tracking = BackgroundUploader(pipeline.run.path, home, every_seconds=0.1)
     with contextlib.closing(Uploader(pipeline.run.path, home)):
         tracking.start()
         end = time.monotonic() + 600
-        while tracking.problem is None and time.monotonic() < end:
+        while tracking.last_error is None and time.monotonic() < end:
             time.sleep(0.05)
-        assert "another process" in (tracking.problem or "")
+        assert "another process" in (tracking.last_error or "")
     assert tracking.close(wait_seconds=600) and tracking.run_id()
 
 
@@ -178,14 +178,14 @@ def test_unreachable_mlflow_server_loses_nothing(
         if kind == "frozen":
             server.listen()  # accepts and never answers
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.getsockname()[1]}")
-        tracking = Tracking(run, home, every_seconds=0.1)
+        tracking = BackgroundUploader(run, home, every_seconds=0.1)
         begin = time.monotonic()
         tracking.start()
         assert time.monotonic() - begin < 10, "it waited for the server"  # MLflow's client would wait minutes
         if kind == "dead":  # three failures a second apart are enough
             assert tracking.run_id(wait_seconds=600) is None and 3 <= tracking._failures <= 6
         pipeline.end("finished")
-        assert not tracking.close(wait_seconds=3) and tracking.problem
+        assert not tracking.close(wait_seconds=3) and tracking.last_error
         if kind == "dead":
             with pytest.raises(ServiceError, match="nothing is lost"):
                 sync(run, home)

@@ -12,7 +12,7 @@ from ratchet.components.errors import RecipeError
 from ratchet.components.storage.run_directory import RunDirectory
 from ratchet.flows.cli import app
 from ratchet.tasks.tracking.outcome import lines_of, outcome, short_result
-from ratchet.tasks.tracking.results import figures
+from ratchet.tasks.tracking.results import headline_metrics
 
 VERDICT = {
     "passed": False,
@@ -178,7 +178,7 @@ def test_at_most_twelve_figures_headline_measure_first() -> None:
         "final.reward.x": 0.36,
         **gain,
     }
-    found = figures({"measure": "reward.x", "metrics": metrics})
+    found = headline_metrics({"measure": "reward.x", "metrics": metrics})
     assert list(found.items())[:3] == [
         ("final.reward.x", 0.36),
         ("reward.x_gain_vs_base.mean", 0.1235),
@@ -189,8 +189,8 @@ def test_at_most_twelve_figures_headline_measure_first() -> None:
         "win_rate_reward_model_vs_base.mean": 0.6,
         "win_rate_reward_model_lc_vs_base.mean": 0.5,
     }
-    assert figures({"measure": None, "metrics": scores}) == {
+    assert headline_metrics({"measure": None, "metrics": scores}) == {
         "final.reward.reward_model": 2.0,
         "win_rate_reward_model_vs_base.mean": 0.6,
     }
-    assert len(found) == 8 and found["final.length"] == 14.0 and figures({}) == {}
+    assert len(found) == 8 and found["final.length"] == 14.0 and headline_metrics({}) == {}

@@ -15,7 +15,7 @@ from prefect.client.schemas.actions import ArtifactCreate
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.types import Artifact
 from ratchet.tasks.pipeline import Pipeline, _follow
-from ratchet.tasks.tracking.live_upload import Tracking
+from ratchet.tasks.tracking.live_upload import BackgroundUploader
 from ratchet.tasks.tracking.outcome import stage_metrics
 from ratchet.tasks.tracking.prefect_page import AWAY_SECONDS, PrefectPage
 
@@ -119,7 +119,7 @@ def test_report_is_linked_with_an_http_address(
     the artifact it is.
     """
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:secret@mlflow.team/base/")
-    tracking = Tracking(tmp_path / "run", tmp_path)
+    tracking = BackgroundUploader(tmp_path / "run", tmp_path)
     tracking.ids = {"": "r1"}
     tracking.uploader = SimpleNamespace(
         link=lambda name: f"#/experiments/7/runs/r1/artifacts/{name}?workflowType=machine_learning"

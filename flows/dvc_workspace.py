@@ -13,12 +13,12 @@ from ratchet.components.storage.store import write_atomic
 from ratchet.tasks.data.versioning import commit, publish
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.process.locks import file_lock
-from ratchet.tasks.tracking.results import figures
+from ratchet.tasks.tracking.results import headline_metrics
 
 PARTS = ("fetch", "curate", "train", "evaluate")
 
 
-def lay_out(pipeline: Pipeline, workspace: Path, parts: Sequence[str] = PARTS) -> None:
+def publish_outputs(pipeline: Pipeline, workspace: Path, parts: Sequence[str] = PARTS) -> None:
     """Publish the outputs of the given parts where `dvc.yaml` expects them. Links instead of copies where the
     file system allows it.
     """
@@ -43,7 +43,7 @@ def lay_out(pipeline: Pipeline, workspace: Path, parts: Sequence[str] = PARTS) -
             publish(folder / "rounds", data / "rounds")
     if "evaluate" in parts and "evaluate" in pipeline.stages:
         results = json.loads((pipeline.artifact("evaluate").path / "results.json").read_text())
-        write_atomic(workspace / "metrics.json", json.dumps(figures(results), indent=1) + "\n")
+        write_atomic(workspace / "metrics.json", json.dumps(headline_metrics(results), indent=1) + "\n")
         pictures = pipeline.artifact("evaluate").path / "plots"
         if not pictures.is_dir():
             pictures = folder / "plots"
@@ -51,7 +51,7 @@ def lay_out(pipeline: Pipeline, workspace: Path, parts: Sequence[str] = PARTS) -
         publish(pictures, workspace / "plots")
 
 
-def version(pipeline: Pipeline, workspace: Path) -> dict[str, str]:
+def publish_and_commit(pipeline: Pipeline, workspace: Path) -> dict[str, str]:
     """Publish all outputs and run `dvc commit` at the end of a Prefect run, so that dvc.lock is the same as
     after `dvc repro`.
 
@@ -65,5 +65,5 @@ def version(pipeline: Pipeline, workspace: Path) -> dict[str, str]:
     with file_lock(
         pipeline.store.home / "workspace.lock", f"the DVC workspace {workspace}"
     ):  # two runs must not mix their files under data/
-        lay_out(pipeline, workspace)
+        publish_outputs(pipeline, workspace)
         return commit(workspace)
