@@ -27,8 +27,8 @@ def policy_family(recipe: Recipe) -> dict[str, Any] | None:
 
 
 def check_family(recipe: Recipe) -> None:
-    """The policy's steps, tokens or arrays, are those that rollouts make; a policy of arrays trains nothing
-    that needs text. `RecipeError` for the first problem.
+    """Rollouts produce what the policy reads (tokens or arrays), and a policy of arrays trains nothing that
+    needs text. `RecipeError` for the first problem.
     """
     family = policy_family(recipe)
     payload = "arrays" if family else "tokens"
@@ -95,13 +95,13 @@ def _check_arrays(recipe: Recipe, what: str) -> None:
         )
 
 
-def check_place(recipe: Recipe, profile: Profile) -> None:
-    """A policy of arrays is trained and asked in one process by PyTorch, and one that takes images is sampled
-    by it. `RecipeError` for other profiles.
+def check_backends(recipe: Recipe, profile: Profile) -> None:
+    """Policies of arrays need `engine: torch` and `learner: torch`, vision-language policies `engine: torch`.
+    `RecipeError` for other profiles.
     """
     if "policy" not in recipe.models:
         return
-    if profile.engine != "torch" and _sees(recipe.models["policy"].source):
+    if profile.engine != "torch" and _is_vision_language(recipe.models["policy"].source):
         raise RecipeError(
             f"profile {profile.name}: `engine: {profile.engine}`, but models.policy is a vision-language "
             "model, which needs `engine: torch`"
@@ -116,7 +116,7 @@ def check_place(recipe: Recipe, profile: Profile) -> None:
             )
 
 
-def _sees(source: str) -> bool:
+def _is_vision_language(source: str) -> bool:
     """Whether a model address is known to be that of a vision-language model."""
     if not source.startswith("path:"):
         return source.startswith("generate:tiny_vision")

@@ -18,7 +18,7 @@ import yaml
 from ratchet.components.errors import RecipeError, nearest, secret_in
 from ratchet.components.recipes.changed_rounds import changed_rounds
 from ratchet.components.recipes.check import check, check_window
-from ratchet.components.recipes.check_families import check_place
+from ratchet.components.recipes.check_families import check_backends
 from ratchet.components.recipes.check_warnings import of_the_tiny_model
 from ratchet.components.recipes.conform import conform
 from ratchet.components.recipes.correction import corrected
@@ -79,7 +79,7 @@ def load(
             )
     check(resolved, changed_rounds(resolved))
     check_window(resolved, hardware)
-    check_place(resolved, hardware)
+    check_backends(resolved, hardware)
     if limit is not None:
         resolved = limited(resolved, conform(Count, limit, "--limit"))
         check(resolved, changed_rounds(resolved))

@@ -1,5 +1,6 @@
-"""Schema of recipes and profiles: sections, keys, types and defaults. The comments become
-the page `reference/recipe.md` of the built documentation.
+"""Schema of recipes: phases and training. Data, reward limits and gates are in sections.py, evaluation in
+schema_evaluation.py, claims in schema_claim.py, profiles in profile.py. The comments become the page
+`reference/recipe.md` of the built documentation.
 """
 
 from __future__ import annotations

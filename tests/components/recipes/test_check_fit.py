@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.components.errors import RecipeError
-from ratchet.components.recipes.check_families import check_place
+from ratchet.components.recipes.check_families import check_backends
 from ratchet.components.recipes.check_fit import objectives_of_labels, objectives_of_pairs
 from tests.shipped import shipped_recipe
 
@@ -29,9 +29,9 @@ def test_a_model_that_sees_is_refused_with_vllm(
     recipe, profile = shipped_recipe("visual_rft")
     policy = replace(recipe.models["policy"], source=address)
     recipe = replace(recipe, models={"policy": policy})
-    check_place(recipe, profile)
+    check_backends(recipe, profile)
     with pytest.raises(RecipeError, match="engine: vllm"):
-        check_place(recipe, replace(profile, engine="vllm"))
+        check_backends(recipe, replace(profile, engine="vllm"))
     (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
     if address == "path:model":
-        check_place(recipe, replace(profile, engine="vllm"))
+        check_backends(recipe, replace(profile, engine="vllm"))
