@@ -94,7 +94,7 @@ def load_recipe(
 def _in_json(key: str, value: object) -> str:
     """A value of `set` as JSON, which is YAML; a `Path` is its text."""
     try:
-        return json.dumps(value, default=os.fspath)
+        return json.dumps(value, default=os.fspath, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
         raise RecipeError(
             f"set[{key!r}]: expected numbers, texts, lists and mappings, got {type(value).__name__}"

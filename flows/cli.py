@@ -160,19 +160,17 @@ def main() -> None:
 
 def _print_result(console: Any, pipeline: Any) -> None:
     """Print the run's outcome and the paths of its outputs."""
+    from ratchet.tasks.registry.registration import checkpoints, final_stage
     from ratchet.tasks.tracking.outcome import outcome
 
-    final = next(
-        (s for s in reversed(pipeline.stages.values()) if s.kind == "weights" and s.name != "gold"),
-        None,
-    )
+    final = final_stage(pipeline) if checkpoints(pipeline) else None
     if (pipeline.run.path / "run.json").exists():
         print_outcome(
             console, {**outcome(pipeline.run.path), "error": None}, pipeline.profile.hardware.currency
         )
     console.print(f"run        {pipeline.run.path}", soft_wrap=True)
-    if final and (pipeline.run.path / "stages" / final.name).exists():
-        console.print(f"model      {pipeline.run.path / 'stages' / final.name}", soft_wrap=True)
+    if final and (pipeline.run.path / "stages" / final).exists():
+        console.print(f"model      {pipeline.run.path / 'stages' / final}", soft_wrap=True)
     console.print("pages      ratchet ui")
 
 

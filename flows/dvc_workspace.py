@@ -5,17 +5,41 @@ plots/.
 from __future__ import annotations
 
 import json
+import logging
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from ratchet.components.errors import RecipeError
 from ratchet.components.storage.store import write_atomic
-from ratchet.tasks.data.versioning import commit, publish
+from ratchet.tasks.data.versioning import commit, outputs, publish, read_stages
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.process.locks import file_lock
 from ratchet.tasks.tracking.results import headline_metrics
 
+log = logging.getLogger("ratchet.versioning")
 PARTS = ("fetch", "curate", "train", "evaluate")
+
+
+def check_outputs(pipeline: Pipeline, workspace: Path, part: str) -> None:
+    """`RecipeError` before outputs of a part replace files that are not DVC's: dvc.yaml must have the part as
+    a stage, and no data source may lie in an output.
+    """
+    stages = read_stages(workspace)
+    if part not in stages:
+        raise RecipeError(
+            f"{workspace} has no dvc.yaml with a stage {part!r}, whose outputs `ratchet stage {part}` "
+            "replaces; without DVC use `ratchet run`"
+        )
+    replaced = [(workspace / path).resolve() for stage in stages.values() for path in outputs(stage)]
+    for source in pipeline.recipe.data.every_source:
+        address = source.source
+        file = (workspace / address[5:]).resolve() if address.startswith("path:") else None
+        if file and any(file == path or path in file.parents for path in replaced):
+            raise RecipeError(
+                f"{source.source} lies in an output of dvc.yaml, which the stage would replace; move it"
+            )
 
 
 def publish_outputs(pipeline: Pipeline, workspace: Path, parts: Sequence[str] = PARTS) -> None:
@@ -53,17 +77,40 @@ def publish_outputs(pipeline: Pipeline, workspace: Path, parts: Sequence[str] = 
 
 def publish_and_commit(pipeline: Pipeline, workspace: Path) -> dict[str, str]:
     """Publish all outputs and run `dvc commit` at the end of a Prefect run, so that dvc.lock is the same as
-    after `dvc repro`.
-
-    Only for the recipe named in dvc.yaml (by name or file name); other recipes' data stays in the store.
-    Returns {} for those.
+    after `dvc repro`. Returns {} for a run that is not the one of dvc.yaml; its data stays in the store.
     """
-    stages = workspace / "dvc.yaml"
-    named = re.search(r"ratchet stage train (\S+)", stages.read_text()) if stages.exists() else None
-    if named is None or re.sub(r".*/|\.ya?ml$", "", named[1]) != pipeline.recipe.name:
+    if not is_of_workspace(pipeline, workspace):
         return {}
     with file_lock(
         pipeline.store.home / "workspace.lock", f"the DVC workspace {workspace}"
     ):  # two runs must not mix their files under data/
         publish_outputs(pipeline, workspace)
         return commit(workspace)
+
+
+def is_of_workspace(pipeline: Pipeline, workspace: Path) -> bool:
+    """Whether the run makes what dvc.yaml describes: its recipe, with the settings of its `train` command. A
+    run with other settings (`--set`, `--profile`, `--limit`) must not be recorded as output of that command.
+    """
+    command = str(read_stages(workspace).get("train", {}).get("cmd", ""))
+    if "ratchet stage train " not in command:
+        return False
+    named, overrides, profile = "", list[str](), None
+    words = iter(shlex.split(command.partition("ratchet stage train ")[2]))
+    for word in words:
+        if not word.startswith("-"):
+            named = named or word
+            continue
+        option, _, value = word.partition("=") if word.startswith("--") else (word, "", "")
+        value = value or next(words, "")
+        overrides += [value] if option == "--set" else []
+        profile = value if option == "--profile" else profile
+    if re.sub(r".*/|\.ya?ml$", "", named) != pipeline.recipe.name:
+        return False
+    described = Pipeline.open(named, home=pipeline.store.home, overrides=overrides, profile=profile)
+    if {s.key for s in described.stages.values()} != {s.key for s in pipeline.stages.values()}:
+        log.warning(
+            "run %s has other settings than dvc.yaml: DVC does not record its data", pipeline.run.name
+        )
+        return False
+    return True

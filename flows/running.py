@@ -55,12 +55,15 @@ def environment_error(error: BaseException | None) -> str | None:
 
 def finished(pipeline: Pipeline, until: Until) -> bool:
     """True if all stages are finished and, with `until="register"`, their weights registered."""
+    from ratchet.tasks.registry.registration import checkpoints
+
     file = pipeline.run.path / "run.json"
     if not file.exists() or any(s.state != "done" for s in pipeline.status()):
         return False
     state = json.loads(file.read_text())
+    registers = pipeline.recipe.register is not None and checkpoints(pipeline)
     return until != "register" or (
-        state.get("state") == "finished" and ("versions" in state or pipeline.recipe.register is None)
+        state.get("state") == "finished" and ("versions" in state or not registers)
     )
 
 

@@ -226,6 +226,7 @@ def test_damaged_artifact_is_recomputed(
     file.write_bytes(bad)
     assert pipeline.status()[1].state == "run"
     monkeypatch.chdir(fresh)
+    shutil.copy(Path(__file__).parent.parent / "dvc.yaml", fresh)
     file.write_bytes(bad[:-2] + b"x\n")
     run_part(
         "curate", "sft", home=fresh, profile="test"

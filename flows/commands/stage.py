@@ -34,10 +34,11 @@ def run_part(
     """Run the pipeline stages of one DVC stage and publish their data under `data/`. From `train` on, this
     runs the flow.
     """
-    from ratchet.flows.dvc_workspace import publish_outputs
+    from ratchet.flows.dvc_workspace import check_outputs, publish_outputs
     from ratchet.tasks.pipeline import Pipeline
 
     pipeline = Pipeline.open(recipe, home=home, overrides=overrides, profile=profile)
+    check_outputs(pipeline, Path.cwd(), part)
     if part in ("train", "evaluate"):
         from ratchet.flows.post_training import post_training
 

@@ -16,8 +16,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from ratchet.components.errors import ServiceError, StoreError
 from ratchet.components.storage.store import DATED, MANIFEST
@@ -91,8 +92,8 @@ def commit(workspace: Path) -> dict[str, str]:
     workspace = Path(workspace)
     if not _is_dvc_workspace(workspace, "data versions are not recorded"):
         return {}
-    stages = _stages(workspace).items()
-    if ready := [name for name, paths in stages if all((workspace / path).exists() for path in paths)]:
+    stages = read_stages(workspace).items()
+    if ready := [n for n, stage in stages if all((workspace / path).exists() for path in outputs(stage))]:
         dvc(workspace, "commit", "--force", "--quiet", *ready)
     return read_dvc_lock(workspace)
 
@@ -176,19 +177,21 @@ def _is_dvc_workspace(workspace: Path, otherwise: str) -> bool:
     return lacking is None
 
 
-def _stages(workspace: Path) -> dict[str, list[str]]:
-    """Stage -> paths of its outputs, metrics and plots, from dvc.yaml."""
+def read_stages(workspace: Path) -> dict[str, Any]:
+    """The stages of dvc.yaml by name; empty without the file."""
     import yaml
 
-    stages = yaml.safe_load((workspace / "dvc.yaml").read_text())["stages"]
-    return {
-        name: [
-            next(iter(entry)) if isinstance(entry, dict) else entry
-            for kind in ("outs", "metrics", "plots")
-            for entry in stage.get(kind, [])
-        ]
-        for name, stage in stages.items()
-    }
+    file = workspace / "dvc.yaml"
+    return (yaml.safe_load(file.read_text()) or {}).get("stages", {}) if file.exists() else {}
+
+
+def outputs(stage: Mapping[str, Any]) -> list[str]:
+    """Paths of the outputs, metrics and plots of a stage of dvc.yaml."""
+    return [
+        next(iter(entry)) if isinstance(entry, dict) else entry
+        for kind in ("outs", "metrics", "plots")
+        for entry in stage.get(kind, [])
+    ]
 
 
 def _link_or_copy(source: str | Path, target: str | Path) -> None:

@@ -19,15 +19,15 @@ from ratchet.tasks.tracking.server import tracking_uri
 
 
 def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
-    """Register the run's checkpoints with their lineage; set `candidate`, and `champion` if the gates passed
-    and the model is shown to be better than the current champion. `run_id`: the run's MLflow id, None if it
-    is not uploaded.
+    """Register the run's checkpoints, if it trains any, with their lineage; set `candidate`, and `champion`
+    if the gates passed and the model is shown to be better than the current champion. `run_id`: the run's
+    MLflow id, None if it is not uploaded.
 
     Files of intermediate checkpoints stay in the store; only the final one is copied to MLflow. If the
     tracking server is unreachable, the run reports it and registers when run again.
     """
     recipe = pipeline.recipe
-    if recipe.register is None:
+    if recipe.register is None or not checkpoints(pipeline):
         return {}
     home = pipeline.store.home
     if run_id is None:  # otherwise the version would never be linked to its run
@@ -106,6 +106,8 @@ def registered_source(pipeline: Pipeline, name: str) -> str:
 
 
 def final_stage(pipeline: Pipeline) -> str:
-    """The stage with the final weights: the last policy that advanced, else the last checkpoint."""
+    """The stage with the final weights: the last policy that advanced, else the last checkpoint. The pipeline
+    trains at least one.
+    """
     names = checkpoints(pipeline)
     return ([name for name in names if pipeline.stages[name].policy] or names)[-1]

@@ -54,14 +54,14 @@ def read_evaluation(run: Path) -> dict[str, Any]:
 
 
 def _answered(options: Mapping[str, Any]) -> dict[str, Any]:
-    """How the final arm answered. `decoding`: all of it, if the recipe names its arms."""
+    """How the final arm answered. `decoding`: the whole rollout but the number of answers, and best-of-n."""
     arms = options.get("arms")
     if not arms:
         names = ("data", "max_tokens", "temperature", "responses_per_prompt")
         return {name: options[name] for name in names if name in options}
     arm = arms[final_arm(arms)]
-    found = {"data": arm["data"], **arm["rollout"]}
-    return {**found, "decoding": [arm["rollout"], arm["best_of"]]} if options.get("named") else found
+    rollout = {name: value for name, value in arm["rollout"].items() if name != "responses_per_prompt"}
+    return {"data": arm["data"], **arm["rollout"], "decoding": [rollout, arm["best_of"]]}
 
 
 def _manifest_of(store: Path, key: str) -> dict[str, Any] | None:

@@ -149,6 +149,11 @@ def test_load_recipe_takes_keys_as_a_mapping_or_as_on_the_command_line() -> None
     )
 
 
+def test_set_takes_every_character() -> None:
+    about = 'a 😀 in quotes " and \\'
+    assert ratchet.load_recipe("dpo", set={"about": about}, profile="test").resolved.about == about
+
+
 def test_check_names_a_file_that_is_not_there(tmp_path: Path) -> None:
     recipe = ratchet.load_recipe("dpo", set={"data.source": "path:/nowhere/pairs.jsonl"})
     with pytest.raises(ratchet.RatchetError, match=r"/nowhere/pairs\.jsonl"):

@@ -98,7 +98,9 @@ def refused(done: Done) -> str:
 
 @pytest.fixture
 def folder(fresh_home: Callable[[str], Path]) -> Path:
-    return fresh_home("home").parent
+    folder = fresh_home("home").parent
+    shutil.copy(ROOT / "dvc.yaml", folder)
+    return folder
 
 
 def written(folder: Path, name: str, content: Any) -> str:
@@ -138,6 +140,20 @@ def test_unusable_source_is_an_error(
         done = ratchet("stage", part, str(file))
         assert done.code == 0, done.output
     assert len(list(home.glob("store/model_policy-*"))) == 1 and len(list(home.glob("store/drafts-*"))) == 1
+
+
+def test_stage_replaces_no_files_of_the_user(folder: Path, ratchet: Ratchet) -> None:
+    """DVC owns the outputs of dvc.yaml; anything else under data/ stays."""
+    kept = folder / "data" / "raw" / "rows.jsonl"
+    kept.parent.mkdir(parents=True)
+    source = written(folder, "data/raw/rows.jsonl", ROWS)
+    lies_in_output = ratchet("stage", "fetch", str(recipe(folder, source)))
+    assert lies_in_output.code == 2 and f"{kept} lies in an output of dvc.yaml" in lies_in_output.output
+    (folder / "dvc.yaml").unlink()
+    file = recipe(folder, written(folder, "rows.jsonl", ROWS))
+    without_dvc = ratchet("stage", "fetch", str(file))
+    assert without_dvc.code == 2 and "no dvc.yaml with a stage 'fetch'" in without_dvc.output
+    assert kept.exists() and not (folder / "home" / "runs").exists()
 
 
 def test_corrupt_row_is_quarantined_and_counted(folder: Path, ratchet: Ratchet) -> None:

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
+from ratchet.flows.dvc_workspace import is_of_workspace
 from ratchet.flows.ui import free_port, wait_for
 from ratchet.tasks.data.versioning import dvc, read_dvc_lock
+from ratchet.tasks.pipeline import Pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = {
@@ -101,6 +103,28 @@ def workspace(fresh_home: Callable[[str], Path], tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PATH", f"{command.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "infra" / "package"))
     return where
+
+
+@pytest.mark.parametrize(
+    ("command", "overrides", "same"),
+    [
+        ("ratchet stage train sft --profile test", [], True),
+        ("ratchet stage train flows/recipes/sft.yaml --profile=test", [], True),
+        ("ratchet stage train --profile test --set seed=5 sft", ["seed=5"], True),
+        ("ratchet stage train sft --profile test", ["seed=5"], False),
+        ("ratchet stage train sft --profile test --set seed=6", ["seed=5"], False),
+        ("ratchet stage train sft", [], False),
+        ("ratchet stage train dpo --profile test", [], False),
+        ("make train", [], False),
+    ],
+)
+def test_only_a_run_with_the_settings_of_dvc_yaml_is_recorded_by_dvc(
+    command: str, overrides: list[str], same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    (tmp_path / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"train": {"cmd": command}}}))
+    pipeline = Pipeline.open("sft", home=tmp_path / "out", overrides=overrides, profile="test")
+    assert is_of_workspace(pipeline, tmp_path) == same
 
 
 @pytest.mark.slow  # two minutes: every stage by its own command, and the run again

@@ -13,6 +13,7 @@ from ratchet.components.recipes.schema_evaluation import Champion
 from ratchet.tasks.registry.promotion import against_champion, promote_by_hand, rollback, spent, with_evidence
 from ratchet.tasks.registry.registry import ensure_files, promote, register
 from ratchet.tasks.registry.versions import champion, events, history, saved_lineage
+from ratchet.tasks.tracking import results
 from ratchet.tasks.tracking.results import paired_difference, shared_scores, why_not_comparable
 from ratchet.tasks.tracking.server import client
 
@@ -183,6 +184,23 @@ def test_a_rollback_to_a_version_that_is_gone_changes_nothing(version, home, tmp
     with pytest.raises(StoreError, match=f"{one}"):
         rollback(name, "it swears", home=home)
     assert champion(name, home=home) == before, "marked as rolled back, and yet champion"
+
+
+def test_decoding_of_the_final_arm_must_be_the_same():
+    """Best of 16 or greedy sampling is not compared with plain sampling; the number of answers may differ."""
+
+    def answers(best_of=None, **rollout):
+        arm = {
+            "data": "evaluate",
+            "rollout": {"name": "sample", "temperature": 1.0, **rollout},
+            "best_of": best_of,
+        }
+        found = results._answered({"arms": {"policy": arm}, "named": False})
+        return {name: found.get(name) for name in results.CONDITIONS}
+
+    plain = answers(responses_per_prompt=2)
+    assert plain == answers(responses_per_prompt=4)
+    assert plain not in (answers({"n": 16}), answers(top_k=1), answers(top_p=0.1))
 
 
 def test_comparable_gives_the_reason():

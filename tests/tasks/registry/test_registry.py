@@ -176,6 +176,18 @@ def test_registration_is_postponed_until_the_run_is_uploaded(tmp_path):
     assert not (tmp_path / "registry.lock").exists() and not (tmp_path / "mlflow.db").exists()
 
 
+def test_recipe_that_trains_nothing_registers_nothing(tmp_path):
+    from ratchet.flows.running import finished
+    from ratchet.tasks.pipeline import Pipeline
+    from ratchet.tasks.registry.registration import register_run
+
+    pipeline = Pipeline.open("sentiment_initial", home=tmp_path, profile="test")
+    assert pipeline.recipe.register is not None and register_run(pipeline, "run") == {}
+    pipeline.run.record(state="finished")
+    pipeline.stages.clear()  # as if all were made
+    assert finished(pipeline, "register")
+
+
 def test_versions_have_metrics_and_parent_versions(tmp_path, monkeypatch):
     """Parents are the nearest checkpoints: the policy before a round, and the reward model that scored its
     pairs.
