@@ -38,6 +38,7 @@ from ratchet.components.recipes.yaml_files import shipped
 from ratchet.flows.catalogue import Row, equations, families, own_keys, pieces, rows_of, yaml_line
 from ratchet.flows.claim_records import Verdict, claiming, effect, read, sentence, states
 from ratchet.flows.claim_records import filled as filled_claims
+from ratchet.flows.piece_catalogue import NAMED_IN, option_text
 
 ROOT = Path(__file__).resolve().parent.parent
 SITE_PAGES = {  # a link in the repository -> the page of the site that is made from it
@@ -350,9 +351,8 @@ def piece_entry(name: str, one: Description) -> str:
     ]
     prose = one.doc.split(">>>")[0].strip()
     options = "\n".join(
-        f"* `{option.name}: {option.annotation}`, "
-        + ("required" if option.required else f"default `{option.default}`")
-        for option in one.options.values()
+        f"* `{declared}`, " + (value if value == "required" else f"default `{value}`")
+        for declared, value in map(option_text, one.options.values())
     )
     return "\n\n".join(
         part for part in (f"### {name}", " · ".join(fact for fact in facts if fact), prose, options) if part
@@ -368,7 +368,11 @@ def piece_reference() -> str:
         "(how unreduced terms become the loss).",
     ]
     for slot in SLOTS:
-        parts += [f"## {slot}", *(piece_entry(name, one) for name, one in catalogue(slot).items())]
+        parts += [
+            f"## {slot}",
+            f"Named in {NAMED_IN[slot]}.",
+            *(piece_entry(name, one) for name, one in catalogue(slot).items()),
+        ]
     return "\n\n".join(parts)
 
 

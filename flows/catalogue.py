@@ -18,6 +18,7 @@ from ratchet.components.recipes.schema import Learn, Online, Recipe, Reward
 from ratchet.components.recipes.schema_claim import Claim
 from ratchet.components.recipes.yaml_files import read_yaml, shipped
 from ratchet.flows.claim_records import Verdict, effect, key_of, sentence
+from ratchet.flows.piece_catalogue import first_paragraph
 
 WIDTH = 41
 """Characters of the plot of an interval."""
@@ -140,12 +141,8 @@ def equations(recipe: Recipe) -> dict[str, str]:
     for slots in (("objective",), ("report", "measure"), ("rollout",)):
         documented = {name: known[slot][name] for slot in slots for name in used if name in known[slot]}
         if documented:
-            return {name: _first(description) for name, description in documented.items()}
+            return {name: first_paragraph(description) for name, description in documented.items()}
     return {}
-
-
-def _first(description: Description) -> str:
-    return " ".join(description.doc.partition("\n\n")[0].split(">>>")[0].split())
 
 
 def options_of(recipe: Recipe) -> dict[str, tuple[list[tuple[str, Any, Any]], str]]:

@@ -1,4 +1,4 @@
-"""`ratchet recipes`: list, explain, check, schema."""
+"""`ratchet recipes`: list, explain, check, pieces, schema."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from ratchet.flows.commands.options import OUT, Home, Json, Limit, ProfileOption, RecipeName, Set, print_json
 from ratchet.flows.commands.plan import sizes
 
-app = typer.Typer(help="List, explain and check recipes.", no_args_is_help=True)
+app = typer.Typer(help="List, explain and check recipes and what they name.", no_args_is_help=True)
 
 
 @app.command("list")
@@ -129,6 +129,51 @@ def _default_splits(recipe: Any) -> dict[str, float]:
     read = read_splits(recipe)
     total = sum(share for name, share in SHARES.items() if name in read)
     return {name: share / total for name, share in SHARES.items() if name in read}
+
+
+@app.command()
+def pieces(
+    slot: Annotated[
+        str | None,
+        typer.Argument(help="A slot, such as objective, or a folder, such as rewards; all when left out."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List what a recipe can name: the slots, with the keys that name their pieces, or the pieces of a slot,
+    one line each, with their options and defaults.
+    """
+    from ratchet.components.piece import SLOTS
+    from ratchet.flows.display import open_console, table_of
+    from ratchet.flows.piece_catalogue import NAMED_IN, headline, lines_of, pieces_of
+
+    if slot is None:
+        if as_json:
+            return print_json({name: list(pieces_of(name)) for name in SLOTS})
+        table = table_of("slot", "folders", "pieces", "named in", right=("pieces",))
+        for name, folders in SLOTS.items():
+            table.add_row(name, ", ".join(folders), str(len(pieces_of(name))), NAMED_IN[name])
+        open_console().print(table)
+        return None
+    if as_json:
+        return print_json(
+            {
+                name: {
+                    "about": headline(one),
+                    "options": {
+                        key: {
+                            "type": option.annotation,
+                            **({} if option.required else {"default": option.default}),
+                        }
+                        for key, option in one.options.items()
+                    },
+                }
+                for name, one in pieces_of(slot).items()
+            }
+        )
+    console = open_console()
+    for line in lines_of(slot):
+        console.print(line, markup=False, soft_wrap=True)
+    return None
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`ratchet recipes list` and what it reads: families, stored verdicts."""
+"""`ratchet recipes list` and what it reads: families, stored verdicts; `ratchet recipes pieces`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ratchet.components.errors import RecipeError
+from ratchet.components.piece import SLOTS, catalogue
 from ratchet.components.recipes import plan
 from ratchet.components.recipes.recipe import load, written
 from ratchet.flows import claim_records
@@ -16,6 +17,7 @@ from ratchet.flows.catalogue import family
 from ratchet.flows.claim_records import claiming, read
 from ratchet.flows.claims import check_claims
 from ratchet.flows.cli import app
+from ratchet.flows.piece_catalogue import NAMED_IN, headline, lines_of, pieces_of
 
 
 def test_the_list_plans_nothing_and_has_the_stored_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,3 +57,33 @@ def test_a_recipe_without_a_claim_is_refused_without_loading_the_others(
     assert "rloo" in claiming() and not loaded
     with pytest.raises(RecipeError, match="dpo claims nothing"):
         check_claims(["dpo"], home=tmp_path)
+
+
+def test_pieces_without_a_slot_are_the_slots_with_their_numbers() -> None:
+    assert list(NAMED_IN) == list(SLOTS)
+    shown = CliRunner().invoke(app, ["recipes", "pieces"], catch_exceptions=False).output
+    assert f"{len(catalogue('objective'))}  fit.updates of a section" in shown
+
+
+def test_pieces_of_a_slot_have_their_options_with_defaults() -> None:
+    shown = CliRunner().invoke(app, ["recipes", "pieces", "adapter"], catch_exceptions=False).output
+    assert "lora: W + (alpha / rank) B A on every linear layer" in shown
+    assert "    rank: Count = 16, alpha: Positive = 32.0, dropout: BelowOne = 0.0" in shown
+    assert "full: The model with all parameters trainable.\nhalf: " in shown, "a piece without options"
+    assert "target: Positive (required), initial: NotNegative = 0.2" in list(lines_of("schedule"))[1]
+    rows = json.loads(CliRunner().invoke(app, ["recipes", "pieces", "objective", "--json"]).output)
+    assert rows["clip"]["options"]["low"] == {"type": "Share", "default": 0.2}
+
+
+def test_pieces_of_a_folder_are_those_of_the_slot_that_lie_in_it() -> None:
+    assert list(pieces_of("rewards")) == [
+        name for name in catalogue("annotate") if name.startswith("rewards.")
+    ]
+    with pytest.raises(RecipeError, match="'objectve'; did you mean 'objective'"):
+        pieces_of("objectve")
+
+
+def test_the_headline_of_a_piece_is_its_first_sentence() -> None:
+    assert headline(catalogue("objective")["clip"]) == "PPO's clipped surrogate (eq. 7), one term per step."
+    assert "Dr. GRPO" in headline(catalogue("annotate")["advantages.centre"])
+    assert not [name for slot in SLOTS for name, one in catalogue(slot).items() if not headline(one)]
