@@ -1,5 +1,5 @@
-"""The pieces that a recipe can name, by slot: what `ratchet recipes pieces` prints and what the page of pieces
-of the documentation has.
+"""The pieces that a recipe can name, by slot: what `ratchet recipes pieces` prints, and what the page of
+pieces of the documentation has.
 """
 
 from __future__ import annotations
