@@ -1,11 +1,12 @@
-"""Generated parts of the documentation: the reference pages, the table of recipes, and the blocks of
-README.md.
+"""Generated parts of the documentation: the reference pages, the table of recipes, the page of recipe keys,
+and the blocks of README.md.
 
 MkDocs loads this file as a hook (`.mkdocs.yml`): the reference pages exist in the built site only, and there
 replace the links to the sources that they are made from (`SITE_PAGES`). `<!-- site: NAME -->text<!-- end -->`
 is a text of the repository that the site replaces by a generated part.
 
-`python docs/generate.py` rewrites the blocks of README.md between `<!-- begin: NAME -->` and `<!-- end: NAME
+`python docs/generate.py` rewrites recipe-keys.md, the pages of the families, the tables of claims.md and the
+blocks of README.md between `<!-- begin: NAME -->` and `<!-- end: NAME
 -->`; a test fails when they are stale.
 """
 
@@ -42,10 +43,10 @@ from ratchet.flows.piece_catalogue import NAMED_IN, option_text
 
 ROOT = Path(__file__).resolve().parent.parent
 SITE_PAGES = {  # a link in the repository -> the page of the site that is made from it
-    "../components/recipes/schema.py": "reference/recipe.md",
-    "../components/recipes/profile.py": "reference/recipe.md#profile",
     "../components/pieces": "reference/pieces.md",
 }
+KEYS = "recipe-keys.md"
+"""Page of the repository with all keys of recipes and profiles."""
 ROW, LEFT, PLOT, RIGHT = 26, 330, 360, 190
 """Pixels of an SVG plot: height of a row, and widths of the names, the plot and the verdicts."""
 COLOURS = {"holds": "#2e7d32", "does not hold": "#c62828", "undecided": "#757575"}
@@ -228,7 +229,7 @@ def testbed_page() -> str:
 def kind(hint: Any) -> str:
     """A type of the schema in words, `integer ≥ 1`."""
     if hint == Parser:
-        return "`auto` or a [parser](pieces.md#parser)"
+        return "`auto` or a [parser](data.md#layouts)"
     if hint == Spec:
         return "piece"
     if hint == Split:
@@ -314,12 +315,11 @@ def cell(text: str) -> str:
 def recipe_reference() -> str:
     parts = [
         "# Recipe keys",
-        "Every key of a recipe and of a hardware profile, with its type and default, generated from "
-        "`components/recipes/schema.py`, "
-        "`components/recipes/sections.py` and `components/recipes/profile.py`. A *piece* is a mapping "
-        "with a `name` and options, or the name alone: [Pieces](pieces.md). "
-        "`ratchet recipes explain NAME` writes a recipe out with every default, `ratchet recipes check "
-        "FILE` checks yours.",
+        "Every key of a recipe and of a hardware profile, with its type and default, by section. "
+        "`python docs/generate.py` makes this page from `components/recipes`. A *piece* is a mapping "
+        "with a `name` and options, or the name alone: `ratchet recipes pieces` lists them. "
+        "`ratchet recipes explain NAME --defaults` writes a recipe out with every default, `ratchet "
+        "recipes check FILE` checks yours. What the sections are for: [Recipes](recipes.md).",
     ]
     for section, paths in {**sections(Recipe, "", {}), **sections(Profile, "profile", {})}.items():
         hints, beside = typing.get_type_hints(section, include_extras=True), notes(section)
@@ -498,7 +498,6 @@ def on_files(files: Any, config: Any) -> Any:
     )
     pages = {
         "index.md": home,
-        "reference/recipe.md": recipe_reference(),
         "reference/pieces.md": piece_reference(),
         "reference/commands.md": command_reference(),
     }
@@ -534,5 +533,6 @@ if __name__ == "__main__":
         (methods / name).write_text(text)
     for file in set(methods.iterdir()) - {methods / name for name in written}:
         file.unlink()
+    (ROOT / "docs" / KEYS).write_text(recipe_reference() + "\n")
     claims = ROOT / "docs" / "claims.md"
     claims.write_text(filled_claims(claims.read_text(), read()))

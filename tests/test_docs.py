@@ -47,7 +47,7 @@ def test_site_builds_without_broken_links(tmp_path: Path) -> None:
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "reference" / "recipe" / "index.html").is_file()
+    assert (tmp_path / "reference" / "pieces" / "index.html").is_file()
 
 
 def test_readme_is_at_most_9_kB_and_its_generated_blocks_are_fresh(generate: ModuleType) -> None:
@@ -85,8 +85,9 @@ def test_intervals_of_a_family_are_drawn_each_at_its_own_scale(generate: ModuleT
     assert 'x1="555.0" x2="690.0"' in drawn  # 10 to 40 of 40 on the right half, from 510 to 690
 
 
-def test_recipe_reference_has_every_key(generate: ModuleType) -> None:
+def test_recipe_reference_is_fresh_and_has_every_key(generate: ModuleType) -> None:
     page = generate.recipe_reference()
+    assert (ROOT / "docs" / "recipe-keys.md").read_text() == page + "\n", "stale: run docs/generate.py"
     assert (
         "| `max_grad_norm` | number > 0 or `null` | `1.0` |" in page
         and '| `cadence` | `round`, `step` | `"round"` |' in page

@@ -1,6 +1,6 @@
 """Schema of recipes: phases and training. Data, reward limits and gates are in sections.py, evaluation in
 schema_evaluation.py, claims in schema_claim.py, profiles in profile.py. The comments become the page
-`reference/recipe.md` of the built documentation.
+docs/recipe-keys.md.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ class Learn:
     fit: Fit  # training
     data: str  # a split, or an earlier phase that makes groups
     validation: str | None = None  # split or phase for the validation loss; null: none
-    max_tokens: Count = 256  # prompt and answer together; longer records are dropped
+    # prompt and answer together; a longer one is cut after its last turn that fits, dropped if none does
+    max_tokens: Count = 256
     max_dropped: Share | None = 0.25  # share of records that may be dropped as too long; null: any
     limit: Count | None = None  # largest number of records
     limit_validation: Count | None = None  # largest number of validation records
@@ -158,7 +159,8 @@ class Reward:
     linear_probe: Bool = False  # start the head at the Bradley-Terry optimum over the frozen backbone
     by_prompt: Bool = False  # train on all pairs of a prompt together
     members: Count = 1  # size of an ensemble
-    max_tokens: Count = 256  # prompt and answer together; longer pairs are dropped
+    # prompt and answer together; a longer one is cut after its last turn that fits, dropped if none does
+    max_tokens: Count = 256
     max_dropped: Share | None = 0.25  # share of pairs that may be dropped as too long; null: any
     limit: Count | None = None  # largest number of pairs
     limit_validation: Count | None = None  # largest number of held-out pairs
@@ -204,7 +206,7 @@ class Role:
 
 @record
 class Online:
-    """Learning from the policy's own answers, in rounds (four tracked stages each) or in on-policy steps (one
+    """Learning from the policy's own answers, in rounds (four stages each) or in on-policy steps (one
     stage, in memory).
     """
 

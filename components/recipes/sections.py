@@ -1,5 +1,5 @@
 """Schema of recipe sections that stages read too: data, certificates, gates. The field comments become
-the page `reference/recipe.md` of the built documentation.
+the page docs/recipe-keys.md.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Sizes(TypedDict, total=False):
 class Conversations:
     """Conversations for SFT."""
 
-    max_tokens: Count = 512  # longer conversations are dropped
+    # prompt and answers together; cut after the last answer that fits, dropped if none does
+    max_tokens: Count = 512
     min_turns: Natural = 2  # shorter conversations are dropped
     min_rating: Finite | None = None  # lower rated ones are dropped
     limit: Count | None = None  # largest number of groups
@@ -61,7 +62,7 @@ class Contexts:
     """Prompts, cut from conversations."""
 
     transforms: Sequence[Spec] = ()  # applied to this split only, after splitting
-    max_tokens: Count = 256  # longer prompts are dropped
+    max_tokens: Count = 256  # of the prompt alone; longer prompts are dropped
     min_turns: Natural = 1  # of the prompt
     max_turns: Count = 7  # of the prompt
     per_conversation: Count = 2  # prompts from one conversation
@@ -80,7 +81,7 @@ class Pairs:
     positions: Annotated[Sequence[Count], Field(min_length=1)] = (
         8,
     )  # turns after which rated conversations are compared
-    max_tokens: Count = 512  # longer answers are dropped
+    max_tokens: Count = 512  # prompt and longer answer together; longer pairs are dropped
     per_topic: Count | None = None  # pairs per topic and position; null: any
     per_conversation: Count | None = 4  # pairs per conversation and position; null: any
     exclude: Sequence[Finite] = (5.0,)  # ratings to ignore, such as a form's default
@@ -118,13 +119,13 @@ class Part:
 class Labelled:
     """Single answers with a label, good or bad."""
 
-    max_tokens: Count = 512  # longer answers are dropped
+    max_tokens: Count = 512  # prompt and answer together; longer records are dropped
     limit: Count | None = None  # largest number of groups
 
 
 @record
 class Data:
-    """Curation and validation of the data: [Data](../data.md)."""
+    """Curation and validation of the data: [Data](data.md)."""
 
     source: str = ""  # address
     sha256: str | None = None  # of the file; null: not pinned
