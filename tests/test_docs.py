@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -137,15 +139,34 @@ def whole_recipes(page: Path) -> list[str]:
     return [block for block in blocks if re.search(r"^schema: 1$", block, re.MULTILINE)]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_whole_recipes_of_the_documentation_load(page: Path, tmp_path: Path) -> None:
-    """Keys, pieces, options and columns; their data need not exist."""
-    from ratchet.components.recipes.recipe import load
+ROWS: dict[str, Callable[[int], dict[str, object]]] = {
+    "pairs": lambda i: {"prompt": f"Name river {i}.", "chosen": f"It is {i}.", "rejected": f"No {i}."},
+    "prompts": lambda i: {"prompt": f"Describe the town with number {i}."},
+    "conversations": lambda i: {"prompt": f"Name river {i}.", "response": f"It is {i}."},
+    "thumbs": lambda i: {"prompt": f"Name river {i}.", "completion": f"It is {i}.", "label": i % 2 == 0},
+    "sums": lambda i: {"prompt": f"{i} + 1", "answer": f"{i + 1}", "part": "hard" if i % 3 == 0 else "train"},
+}
+"""Rows of the data files that recipes of the documentation name."""
 
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_whole_recipes_of_the_documentation_are_checked_and_planned(page: Path, tmp_path: Path) -> None:
+    """Keys, pieces, options and columns; that their data fill the splits; the stages. Models of the Hub that
+    they name do not exist.
+    """
+    from ratchet.components.recipes.check_data import check_files
+    from ratchet.components.recipes.recipe import inherited_sizes
+    from ratchet.tasks.pipeline import Pipeline
+
+    for name, row in ROWS.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row(i)) + "\n" for i in range(120)))
     for number, block in enumerate(whole_recipes(page)):
         file = tmp_path / f"example_{number}.yaml"
         file.write_text(block)
-        assert load(str(file))[0].about
+        pipeline = Pipeline.open(str(file), home=tmp_path / "out")
+        assert pipeline.recipe.about and pipeline.stages
+        checked = check_files(pipeline.recipe, warnings=inherited_sizes(str(file)))
+        assert not checked.warnings, f"{page.name}, {pipeline.recipe.about}"
 
 
 def test_pages_have_whole_recipes() -> None:
