@@ -141,6 +141,9 @@ def whole_recipes(page: Path) -> list[str]:
 
 ROWS: dict[str, Callable[[int], dict[str, object]]] = {
     "pairs": lambda i: {"prompt": f"Name river {i}.", "chosen": f"It is {i}.", "rejected": f"No {i}."},
+    "held_out_pairs": lambda i: {"prompt": f"Name hill {i}.", "chosen": f"It is {i}.", "rejected": "No."},
+    "part_pairs": lambda i: {**ROWS["pairs"](i), "part": "held_out" if i % 4 == 0 else "pairs"},
+    "part_prompts": lambda i: {**ROWS["prompts"](i), "part": "prompts"},
     "prompts": lambda i: {"prompt": f"Describe the town with number {i}."},
     "conversations": lambda i: {"prompt": f"Name river {i}.", "response": f"It is {i}."},
     "thumbs": lambda i: {"prompt": f"Name river {i}.", "completion": f"It is {i}.", "label": i % 2 == 0},
