@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib.util
 import json
 import re
@@ -13,8 +14,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 import yaml
 
+from ratchet.components.errors import RecipeError
 from ratchet.flows.catalogue import Row
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -175,6 +178,47 @@ def test_whole_recipes_of_the_documentation_are_checked_and_planned(page: Path, 
 def test_pages_have_whole_recipes() -> None:
     pages = ("concepts", "data", "getting-started", "methods", "recipes")
     assert all(whole_recipes(ROOT / "docs" / f"{page}.md") for page in pages)
+
+
+def test_profiles_of_the_documentation_load_and_have_the_memory(tmp_path: Path) -> None:
+    from ratchet.components.recipes.recipe import load
+    from ratchet.flows.commands.estimate import check_fits
+    from ratchet.tasks.pipeline import Pipeline
+
+    text = (ROOT / "docs" / "scale.md").read_text()
+    blocks = re.findall(r"```yaml\n# (\w+\.yaml)(.*?)```", text, re.DOTALL)
+    assert [name for name, _ in blocks] == ["gpu24.yaml", "cpu32.yaml"]
+    for name, block in blocks:
+        (tmp_path / name).write_text("#" + block)
+        profile = load("instruct", profile=str(tmp_path / name))[1]
+        assert profile.precision == "bfloat16" and profile.tokens_per_microbatch in (4096, 8192)
+    pipeline = Pipeline.open("instruct", home=tmp_path / "out", profile=str(tmp_path / "gpu24.yaml"))
+    check_fits(pipeline)
+    with pytest.raises(RecipeError, match="one 24 GB GPU"):
+        check_fits(
+            Pipeline.open(
+                "rlhf_workflow_8b",
+                home=tmp_path / "out",
+                profile=str(tmp_path / "gpu24.yaml"),
+                overrides=["data.source=generate:tiny_pairs?size=600&seed=1"],
+            )
+        )
+
+
+def test_the_objective_of_the_contributing_page_passes_its_own_example(tmp_path: Path) -> None:
+    from ratchet.components.types import Batch, Outputs
+
+    text = (ROOT / "docs" / "contributing.md").read_text()
+    (block,) = re.findall(r"```python\n(# components/pieces/objectives/.*?)```", text, re.DOTALL)
+    known: dict[str, object] = {"__name__": "example"}
+    exec(compile(block, "example.py", "exec"), known)
+    row = torch.zeros(1, dtype=torch.long)
+    batch = Batch({}, torch.ones(1, 2, dtype=torch.bool), {}, row, row, ("p",))
+    known |= {"Outputs": Outputs, "batch": batch}
+    test = doctest.DocTestParser().get_doctest(
+        known["large_advantages"].__doc__ or "", known, "large_advantages", None, None
+    )
+    assert doctest.DebugRunner().run(test).attempted == 3
 
 
 def test_every_page_is_in_the_navigation() -> None:
