@@ -62,10 +62,13 @@ def by_family() -> dict[str, dict[str, Recipe]]:
 
 
 def recipe_families() -> str:
-    """One row a family, for README.md: the recipes in the top folder by name, the others by number."""
+    """One row a family, for README.md: the recipes in the top folder by name, the others by number. A family
+    without one there has all by name.
+    """
     rows = ["| family | recipes |", "|---|---|"]
     for one, recipes in by_family().items():
-        first = [f"`{name}`" for name in recipes if shipped()[name].parent == folder()]
+        top = [name for name in recipes if shipped()[name].parent == folder()]
+        first = [f"`{name}`" for name in top or recipes]
         more = [f"{len(recipes) - len(first)} more"] if len(first) < len(recipes) else []
         rows.append(f"| {one} | {', '.join(first + more)} |")
     return "\n".join(rows)
