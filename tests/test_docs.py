@@ -73,6 +73,29 @@ def test_stored_verdicts_are_well_formed_and_their_table_is_fresh() -> None:
         warnings.warn(f"not current: {found}", stacklevel=1)
 
 
+def test_the_numbers_of_papers_with_decided_claims_are_those_of_the_stored_verdicts() -> None:
+    """The recipes whose control fails are those that docs/testbeds.md names."""
+    from ratchet.components.recipes.recipe import written
+    from ratchet.flows.claim_records import read
+
+    beds = " ".join((ROOT / "docs" / "testbeds.md").read_text().split())
+    found = re.search(r"so the verdicts of (.*?) and the recipes `label_\*` say little", beds)
+    assert found
+    weak, recipes, stored = set(re.findall(r"`(\w+)`", found[1])), written(), read()
+    decided = {name for name, one in stored.items() if one.verdict != "undecided"}
+    cited, of_decided, trusted = (
+        {recipes[name].paper for name in names} for names in (stored, decided, decided - weak)
+    )
+    counts = [len(cited), len(of_decided), len(trusted), len(decided), len(decided - weak)]
+    text = " ".join((ROOT / "docs" / "claims.md").read_text().split())
+    (said,) = re.findall(
+        r"The claims cite (\d+) papers. Of (\d+) papers .*? of (\d+) on a testbed whose control holds.*? "
+        r"Of the (\d+) decided claims these are (\d+),",
+        text,
+    )
+    assert list(map(int, said)) == counts, "docs/claims.md: correct the numbers above the table"
+
+
 def test_family_pages_are_fresh_and_name_every_recipe(generate: ModuleType) -> None:
     from ratchet.components.recipes.recipe import names
 
