@@ -45,7 +45,7 @@ from ratchet.components.data.lost_records import refuse_loss
 from ratchet.components.data.mixture import mixed, read_sources, report_sources
 from ratchet.components.data.offered import NEEDS, default_shares, refuse_other_preferences, split_records
 from ratchet.components.data.parquet import save_table
-from ratchet.components.data.published import TRAINING, home_of, wanted
+from ratchet.components.data.published import home_of, training, wanted
 from ratchet.components.data.records import (
     Conversation,
     CountTokens,
@@ -195,9 +195,9 @@ def curate_records(
             "decontaminate", before, FilterResult([r for part in parts.values() for r in part], contaminated)
         )
     if data.near_threshold is not None:
-        before = sum(map(len, parts.values()))
+        before, trained = sum(map(len, parts.values())), training(data.splits)
         near, crossing = drop_near_duplicates(
-            {name: parts[name] for name in sorted(parts, key=lambda name: homes[name] in TRAINING)},
+            {name: parts[name] for name in sorted(parts, key=lambda name: homes[name] in trained)},
             data.near_threshold,
         )
         parts = {name: near[name] for name in parts}

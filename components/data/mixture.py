@@ -8,22 +8,25 @@ are neither capped nor weighted.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ratchet.components.data.parsing import parse, unique
-from ratchet.components.data.published import TRAINING
+from ratchet.components.data.published import one_split, training
 from ratchet.components.data.records import Conversation, FilterResult, Rejected
-from ratchet.components.errors import RatchetError
-from ratchet.components.recipes.sections import Data
+from ratchet.components.errors import DataError, RatchetError
+from ratchet.components.recipes.sections import Data, DataSource
 from ratchet.components.types import Group
 
 ORDER = ("test", "validation", "", "train", "benchmark")
-"""Held-out records come first, since the first of two duplicates is kept."""
+"""Held-out records come first, since the first of two duplicates is kept; so do those of other splits, unless
+they are for training.
+"""
 
 
 def read_sources(data: Data, paths: Sequence[Path], seed: int, most: int | None = None) -> FilterResult:
@@ -33,11 +36,20 @@ def read_sources(data: Data, paths: Sequence[Path], seed: int, most: int | None 
     kept: list[Conversation] = []
     dropped: list[Rejected] = []
     changed: Counter[str] = Counter()
+    trained = training(data.splits)
+    with _addresses(*zip(paths, data.every_source, strict=True)):
+        alone = one_split(data.every_source, paths)
     for path, one, label in zip(paths, data.every_source, data.labels, strict=True):
-        try:
-            found = parse(path, one.parser, one.columns, config=one.config, splits=one.splits, most=most)
-        except RatchetError as error:  # report the user's address, not our copy's path
-            raise type(error)(str(error).replace(str(path), one.source or str(path))) from error
+        with _addresses((path, one)):
+            found = parse(
+                path,
+                one.parser,
+                one.columns,
+                config=one.config,
+                splits=one.splits,
+                most=most,
+                alone=alone,
+            )
         changed.update(found.changed)
         if data.sources:
             found = FilterResult(
@@ -52,42 +64,57 @@ def read_sources(data: Data, paths: Sequence[Path], seed: int, most: int | None 
                 ],
                 [replace(d, id=f"{label}-{d.id}") for d in found.dropped],
             )
-        stays = _drawn([r for r in found.kept if r.published in TRAINING], one.limit, seed)
-        kept += [r for r in found.kept if r.published not in TRAINING or r.id in stays]
+        stays = _drawn([r for r in found.kept if r.published in trained], one.limit, seed)
+        kept += [r for r in found.kept if r.published not in trained or r.id in stays]
         dropped += [
             *found.dropped,
             *(
                 Rejected(r.id, f"over the limit of {label}", copy=True)
                 for r in found.kept
-                if r.published in TRAINING and r.id not in stays
+                if r.published in trained and r.id not in stays
             ),
         ]
     if any(
         record.published not in ("", "benchmark") for record in kept
     ):  # sources without published splits are training data
         kept = [replace(record, published="train") if not record.published else record for record in kept]
-    return unique(FilterResult(sorted(kept, key=_order), dropped, changed))
+    places = {name: ORDER.index("train") for name in trained} | {name: i for i, name in enumerate(ORDER)}
+    return unique(FilterResult(sorted(kept, key=lambda r: places.get(r.published, 0)), dropped, changed))
 
 
-def _order(record: Conversation) -> int:
-    """Place in `ORDER`; splits with other names are held out."""
-    return ORDER.index(record.published) if record.published in ORDER else 0
+@contextlib.contextmanager
+def _addresses(*sources: tuple[Path, DataSource]) -> Iterator[None]:
+    """Errors name the user's addresses, not the paths of our copies."""
+    try:
+        yield
+    except RatchetError as error:
+        text = str(error)
+        for path, one in sorted(sources, key=lambda source: len(str(source[0])), reverse=True):
+            text = text.replace(str(path), one.source or str(path))
+        raise type(error)(text) from error
 
 
 def mixed(data: Data, records: Sequence[Conversation], seed: int) -> FilterResult:
-    """The records in proportion to the weights."""
-    trained = [record for record in records if record.published in TRAINING]
+    """The records in proportion to the weights. `DataError` if no record is for training."""
+    splits = training(data.splits)
+    trained = [record for record in records if record.published in splits]
     have = Counter(record.source for record in trained)
     weights = {
         label: one.weight
         for label, one in zip(data.labels, data.sources, strict=True)
         if one.weight and have[label]
     }
+    if not weights:
+        raise DataError(
+            "data.sources: no source with a `weight` has a record for training; their published splits are "
+            f"{', '.join(sorted({repr(record.published) for record in records}))}, and those for training "
+            f"{', '.join(sorted(map(repr, splits)))}: set data.splits.<split>.split, or remove the weights"
+        )
     unit = min(have[label] / weight for label, weight in weights.items())
     stays = set[str]()
     for label, weight in weights.items():
         stays |= _drawn([r for r in trained if r.source == label], max(1, round(unit * weight)), seed)
-    kept = [r for r in records if r.published not in TRAINING or r.id in stays]
+    kept = [r for r in records if r.published not in splits or r.id in stays]
     return FilterResult(
         kept,
         [Rejected(r.id, f"over the weight of {r.source}", copy=True) for r in trained if r.id not in stays],

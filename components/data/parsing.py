@@ -44,11 +44,12 @@ def parse(
     config: str | None = None,
     splits: Mapping[Any, str | Sequence[str]] | None = None,
     most: int | None = None,
+    alone: bool = True,
 ) -> FilterResult:
     """Records of a file or folder; unreadable rows are dropped with a reason. `columns` maps a layout's
     column names to the file's; its key `split` names the column with each row's published split (a "split" in
-    the sense of Hugging Face datasets). `config` and
-    `splits` as in `published`; `most` limits the rows per file.
+    the sense of Hugging Face datasets). `config`,
+    `splits` and `alone` as in `published`; `most` limits the rows per file.
     `DataError` if no row is usable, `RecipeError` for an unknown parser.
     """
     choose = chooser(parser)
@@ -56,7 +57,7 @@ def parse(
     dropped: list[Rejected] = []
     first: Any = None
     layouts: Counter[str] = Counter()
-    for split, file in published(path, config, splits):
+    for split, file in published(path, config, splits, alone=alone):
         for i, (where, row) in enumerate(islice(read_rows(file), most)):
             key = f"{file.name.partition('.')[0]}-{i}"
             first = row if first is None else first

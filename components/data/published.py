@@ -15,6 +15,8 @@ from typing import Any
 
 from ratchet.components.data.files import data_files
 from ratchet.components.errors import DataError, RecipeError, SourceError, nearest
+from ratchet.components.recipes.sections import DataSource
+from ratchet.components.recipes.splits import SPLIT_COLUMN, kind_of
 
 WORDS = {
     "train": "train",
@@ -33,19 +35,21 @@ NAMED = re.compile(rf"(?<![a-zA-Z])({'|'.join(WORDS)})(?![a-zA-Z])", re.IGNORECA
 SHARD = re.compile(r"([-_.]\d+([-_]of[-_]\d+)?)+(-[0-9a-f]{8,})?$")
 CARD = "README.md"
 
-TRAINING = ("", "train")
-"""Published splits used for training."""
-
 Files = list[tuple[str, Path]]
 
 
 def published(
-    path: Path, config: str | None = None, splits: Mapping[Any, str | Sequence[str]] | None = None
+    path: Path,
+    config: str | None = None,
+    splits: Mapping[Any, str | Sequence[str]] | None = None,
+    *,
+    alone: bool = True,
 ) -> Files:
-    """(split, file) of every data file; the split is "" if the data has no published splits. `config`: a
-    configuration of the card, or a folder. `splits`: which published splits or files (names, or patterns such
-    as `*test*`) are `train`, `validation`, `test` or `benchmark`; others are not read. Raises `SourceError`
-    or `DataError`.
+    """(split, file) of every data file; the split is "" if the data has no published splits, or one only.
+    `config`: a configuration of the card, or a folder. `splits`: which published splits or files (names, or
+    patterns such as `*test*`) are `train`, `validation`, `test` or `benchmark`; others are not read. `alone`:
+    `one_split` of all sources; if false, a test or validation split keeps its name though it is the only one
+    of its source. Raises `SourceError` or `DataError`.
     """
     if path.is_file() or not path.exists():
         if config is not None and path.exists():
@@ -62,7 +66,7 @@ def published(
         return _chosen(path, files, splits)
     meant = {name: WORDS[match[1].lower()] if (match := NAMED.search(name)) else "" for name, _ in files}
     if len(set(meant.values())) < 2:
-        return [("", file) for _, file in files]
+        return [("" if alone or meant[name] == "train" else meant[name], file) for name, file in files]
     for split in dict.fromkeys(meant.values()):
         alike = sorted(name for name in meant if meant[name] == split)
         if split and len(alike) > 1:
@@ -72,6 +76,29 @@ def published(
                 "of its entry in data.sources"
             )
     return [(meant[name] or "train", file) for name, file in files]
+
+
+def one_split(sources: Sequence[DataSource], paths: Sequence[Path]) -> bool:
+    """Whether the sources together have one published split or none, and the recipe names none: then all of
+    it is divided by the shares. Errors as in `published`.
+    """
+    if any(SPLIT_COLUMN in one.columns or set(one.splits or ()) - {"benchmark"} for one in sources):
+        return False
+    found = [
+        published(path, one.config, one.splits, alone=False) for one, path in zip(sources, paths, strict=True)
+    ]
+    return len({split for files in found for split, _ in files} - {"benchmark"}) < 2
+
+
+def held_out(name: str) -> bool:
+    """Whether a split of a recipe is for evaluation or validation."""
+    return name.endswith("_validation") or kind_of(name) == "evaluate"
+
+
+def training(splits: Mapping[Any, Any] | None) -> set[str]:
+    """Published splits used for training by `data.splits`; "" stands for none."""
+    homes = [split for name, split in wanted(splits or {}).items() if not held_out(name)]
+    return {"", *(split or "train" for split in homes or [None])}
 
 
 def home_of(wanted: Mapping[str, str | None], have: Collection[str]) -> dict[str, str]:

@@ -43,8 +43,8 @@ def check_files(recipe: Recipe, show: int = 0, warnings: Sequence[str] = ()) -> 
 
 
 def _checked(recipe: Recipe, show: int) -> Checked:
-    from ratchet.components.data.published import home_of, share_of, wanted
-    from ratchet.components.data.sources import check_address
+    from ratchet.components.data.published import home_of, one_split, share_of, wanted
+    from ratchet.components.data.sources import check_address, local
 
     _check_models(recipe)
     have: set[str] | None = set()
@@ -54,6 +54,11 @@ def _checked(recipe: Recipe, show: int) -> Checked:
             check_address(source.source)
             splits = _published_splits(source)
         have = have | splits if have is not None and splits is not None else None
+    sources = recipe.data.every_source
+    if all(one.source.startswith("path:") for one in sources) and one_split(
+        sources, [local(one.source) for one in sources]
+    ):
+        have = {""}
     if have is not None and recipe.data.splits:
         have -= {"benchmark"}
         home_of(wanted(recipe.data.splits), have if have == {""} else {split or "train" for split in have})
@@ -149,7 +154,9 @@ def _published_splits(source: DataSource) -> set[str] | None:
         check_name(testbed)
         return splits_of(testbed, source.columns.get(SPLIT_COLUMN))
     if source.source.startswith("path:") and SPLIT_COLUMN not in source.columns:
-        return {split for split, _ in published(local(source.source), source.config, source.splits)}
+        return {
+            split for split, _ in published(local(source.source), source.config, source.splits, alone=False)
+        }
     return None
 
 

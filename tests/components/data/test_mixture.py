@@ -7,7 +7,8 @@ import pytest
 from ratchet.components.data import pins
 from ratchet.components.data.curate import curate
 from ratchet.components.data.groups import read_groups
-from ratchet.components.errors import RecipeError
+from ratchet.components.errors import DataError, RecipeError
+from ratchet.components.recipes.check_data import check_files
 from ratchet.components.recipes.plan import plan
 from ratchet.components.recipes.recipe import load
 from ratchet.components.stages.curate import counted, origins
@@ -98,6 +99,85 @@ def test_one_source_is_held_out_and_not_capped(tmp_path):
         and len(splits["sft"]) == 12
     )
     assert summary["splits"]["sft"]["published"] == "train"
+
+
+def folder(tmp_path, name, **files):
+    for split, count in files.items():
+        (tmp_path / name).mkdir(exist_ok=True)
+        path = parts(tmp_path, name, **{split: count})
+        path.rename(tmp_path / name / f"{split}-00000-of-00001.jsonl")
+    return tmp_path / name
+
+
+@pytest.mark.parametrize(
+    ("other", "groups"),
+    [
+        ({"train": 20, "test": 10}, {"sft": 20, "evaluate": 16}),  # the six rows of exam are held out
+        ({"part": 20}, {"sft": 20, "evaluate": 6}),
+        ({"test": 20}, {"sft": 21, "evaluate": 5}),  # one split in all: 26 rows by the shares
+    ],
+)
+def test_a_test_split_is_held_out_though_its_source_has_no_other(tmp_path, other, groups):
+    paths = [folder(tmp_path, "chat", **other), folder(tmp_path, "exam", test=6)]
+    summary, splits = curated(tmp_path, "out", paths)
+    assert {name: split["groups"] for name, split in summary["splits"].items()} == groups
+    if len(splits["sft"]) == 20:
+        assert not any(group.prompt.source == "exam" for group in splits["sft"])
+
+
+def test_the_check_of_a_recipe_knows_the_splits_of_a_mixture(tmp_path):
+    chat, exam = folder(tmp_path, "chat", part=20), folder(tmp_path, "exam", test=6)
+    change = (
+        "data={{near_threshold: null, sources: [{{source: 'path:{}'}}, {{source: 'path:{}'}}], "
+        "splits: {{sft: 1, sft_validation: 0.2, evaluate: {{split: test}}}}}}"
+    )
+    check_files(load("sft", overrides=[change.format(chat, exam)])[0])
+    with pytest.raises(RecipeError, match="no published splits"):
+        check_files(load("sft", overrides=[change.format(exam, exam)])[0])
+
+
+def parts(tmp_path, name, **counts):
+    path = tmp_path / f"{name}.jsonl"
+    rows = [
+        {"prompt": f"question {i} of {name} {part}", "completion": f"answer {i}", "part": part}
+        for part, count in counts.items()
+        for i in range(count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "counts"),
+    [
+        ({"limit": 5}, {"chat": {"sft": 5, "evaluate": 10}, "code": {"sft": 5, "evaluate": 6}}),
+        ({"weight": 1}, {"chat": {"sft": 20, "evaluate": 10}, "code": {"sft": 20, "evaluate": 6}}),
+    ],
+)
+def test_splits_of_a_column_are_capped_and_weighted_where_they_are_for_training(tmp_path, options, counts):
+    paths = [
+        parts(tmp_path, "chat", pretrain=40, held=10),
+        parts(tmp_path, "code", pretrain=20, held=6),
+    ]
+    section = {
+        "sources": [{"source": f"path:{p}", "columns": {"split": "part"}, **options} for p in paths],
+        "near_threshold": None,
+        "splits": {"sft": {"split": "pretrain"}, "evaluate": {"split": "held"}},
+    }
+    summary = curate(section, paths, words, tmp_path / "out", 0)
+    assert {
+        label.removesuffix(".jsonl"): one["groups"] for label, one in summary["sources"].items()
+    } == counts
+
+
+def test_weights_without_a_record_for_training_are_an_error(tmp_path):
+    paths = [parts(tmp_path, "chat", pretrain=40), parts(tmp_path, "code", pretrain=20)]
+    section = {
+        "sources": [{"source": f"path:{p}", "columns": {"split": "part"}, "weight": 1} for p in paths],
+        "splits": {"sft": 1, "evaluate": {"split": "pretrain"}},
+    }
+    with pytest.raises(DataError, match=r"no source with a `weight` .*'pretrain'.*'train'"):
+        curate(section, paths, words, tmp_path / "out", 0)
 
 
 def test_sources_in_recipes(tmp_path):
