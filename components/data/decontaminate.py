@@ -13,8 +13,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from ratchet.components.data.published import held_out
 from ratchet.components.data.records import Conversation, Rejected
 from ratchet.components.data.statistics import GREETING, normalised
+from ratchet.components.data.words import spaced, words_of
 
 COMMON = 0.01
 
@@ -22,16 +24,16 @@ COMMON = 0.01
 def decontaminate(
     parts: Mapping[str, Sequence[Conversation]], benchmarks: Sequence[Conversation], words: int
 ) -> tuple[dict[str, list[Conversation]], list[Rejected]]:
-    """The splits without contaminated records, and those records. `evaluate` is compared with the benchmarks,
-    `_validation` splits with both, training splits with all three.
+    """The splits without contaminated records, and those records. Splits of the kind `evaluate` are compared
+    with the benchmarks, `_validation` splits with both, training splits with all three.
     """
-    order = {name: 0 if name == "evaluate" else 1 if name.endswith("_validation") else 2 for name in parts}
-    known, held_out, dropped = _Questions(words), [("a benchmark", benchmarks)], list[Rejected]()
+    order = {name: 2 if not held_out(name) else 1 if name.endswith("_validation") else 0 for name in parts}
+    known, questions, dropped = _Questions(words), [("a benchmark", benchmarks)], list[Rejected]()
     kept: dict[str, list[Conversation]] = {}
     for level in range(3):
-        for name, records in held_out:
+        for name, records in questions:
             known.add(name, records)
-        held_out = []
+        questions = []
         for name in (name for name in parts if order[name] == level):
             found = [(record, known.of(record)) for record in parts[name]]
             kept[name] = [record for record, why in found if not why]
@@ -40,47 +42,61 @@ def decontaminate(
                 for record, why in found
                 if why
             ]
-            held_out.append((name, kept[name]))
+            questions.append((name, kept[name]))
     return {name: kept[name] for name in parts}, dropped
 
 
 class _Questions:
-    """Index of prompts and word runs of held-out records."""
+    """Prompts and word runs of held-out records. A fixed prompt is the same on every topic, the first
+    turn of a conversation ("Hi, how are you?") is not.
+    """
 
     def __init__(self, words: int) -> None:
         self._words = words
         self._prompts: dict[str, str] = {}
+        self._turns: dict[tuple[str | None, str], str] = {}
         self._runs: dict[int, str] = {}
 
     def add(self, name: str, records: Sequence[Conversation]) -> None:
-        prompts = {prompt: record for record in records if (prompt := _prompt(record))}
-        questions: dict[str, set[int]] = {
-            p: {run for m in _question_texts(record) for run in self._runs_of(m)}
-            for p, record in prompts.items()
+        asked = {tuple(map(normalised, _question_texts(record))): record for record in records}
+        runs = {
+            key: {run for text in _question_texts(record) for run in self._runs_of(text)}
+            for key, record in asked.items()
         }
-        times = Counter(run for runs in questions.values() for run in runs)
-        most = max(1, COMMON * len(prompts))
-        for prompt, record in prompts.items():
-            self._prompts.setdefault(prompt, f"the same prompt as in {name}: {record.id}")
-            for run in questions[prompt]:
+        times = Counter(run for found in runs.values() for run in found)
+        most = max(1, COMMON * len(asked))
+        for key, record in asked.items():
+            for run in runs[key]:
                 if times[run] <= most:
                     self._runs.setdefault(run, f"{self._words} words of a question in {name}: {record.id}")
+        for record in records:
+            if prompt := _prompt(record):
+                why = f"the same prompt as in {name}: {record.id}"
+                if record.opening:
+                    self._prompts.setdefault(prompt, why)
+                else:
+                    self._turns.setdefault((record.topic, prompt), why)
 
     def of(self, record: Conversation) -> str:
         """Why a record is contaminated; empty if it is not."""
-        if not self._prompts:
+        if not (self._prompts or self._turns or self._runs):
             return ""
         texts = [
             m["content"]
             for m in (*record.messages, *record.rejected[record.opening :])
             if m["role"] != "system"
         ]
-        return self._prompts.get(_prompt(record), "") or next(
-            (self._runs[run] for text in texts for run in self._runs_of(text) if run in self._runs), ""
+        prompt = _prompt(record)
+        return (
+            self._prompts.get(prompt)
+            or self._turns.get((record.topic, prompt))
+            or next(
+                (self._runs[run] for text in texts for run in self._runs_of(text) if run in self._runs), ""
+            )
         )
 
     def _runs_of(self, text: str) -> Iterator[int]:
-        words = re.findall(r"\w+", text.lower())
+        words = re.findall(r"\w+", spaced(text.lower()))
         return map(hash, zip(*(words[i:] for i in range(self._words)), strict=False))
 
 
@@ -94,11 +110,11 @@ def _question_texts(record: Conversation) -> list[str]:
 
 
 def _prompt(record: Conversation) -> str:
-    """Normalised prompt, with its topic. For a conversation without a fixed prompt, its first user turn if
-    that is long enough.
+    """Normalised prompt, without system messages. For a conversation without a fixed prompt, its first user
+    turn if that is long enough.
     """
     question_messages = record.messages[: record.opening] or next(
         ([m] for m in record.messages if m["role"] == "user"), []
     )
     text = normalised("\n".join(m["content"] for m in question_messages if m["role"] != "system"))
-    return f"{record.topic or ''}: {text}" if record.opening or len(text.split()) >= GREETING else ""
+    return text if record.opening or len(words_of(text)) >= GREETING else ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 
+from ratchet.components.data.words import words_of
+
 UNDECIDED = "und"
 
 
@@ -11,7 +13,7 @@ UNDECIDED = "und"
 def language_of(text: str, min_words: int = 8) -> str:
     """ISO 639-1 code from the first 600 characters; `und` for too few distinct words."""
     text = text[:600]
-    if len(set(text.lower().split())) < min_words:
+    if len(set(words_of(text.lower()))) < min_words:
         return UNDECIDED
     import py3langid
 

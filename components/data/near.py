@@ -10,12 +10,14 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence
 
+from ratchet.components.data.words import spaced
+
 Shingles = frozenset[str]
 
 
 def shingles(text: str, size: int = 3) -> Shingles:
     """Runs of `size` lower-case words without punctuation; the whole text if it is shorter."""
-    words = re.findall(r"\w+", text.lower())
+    words = re.findall(r"\w+", spaced(text.lower()))
     if len(words) <= size:
         return frozenset([" ".join(words)] if words else [])
     return frozenset(" ".join(words[i : i + size]) for i in range(len(words) - size + 1))

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from ratchet.components.data.near import near_earlier, shingles
 from ratchet.components.data.records import Conversation, Rejected
+from ratchet.components.data.words import words_of
 from ratchet.components.errors import DataError
 
 
@@ -71,7 +72,8 @@ def drop_near_duplicates(
     """
     flat = [(name, record) for name, records in parts.items() for record in records]
     sets = [
-        shingles(r.text) if len(r.text.split()) >= min_words and _answers(r) else frozenset() for _, r in flat
+        shingles(r.text) if len(words_of(r.text)) >= min_words and _answers(r) else frozenset()
+        for _, r in flat
     ]
     kept: dict[str, list[Conversation]] = defaultdict(list, {name: [] for name in parts})
     dropped: list[Rejected] = []

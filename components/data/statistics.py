@@ -21,6 +21,7 @@ from ratchet.components.data.language_id import language_of
 from ratchet.components.data.near import near_earlier, shingles
 from ratchet.components.data.personal_data import scrubbed
 from ratchet.components.data.records import CountTokens
+from ratchet.components.data.words import words_of
 from ratchet.components.recipes.splits import PROMPT_SECTIONS, kind_of
 from ratchet.components.types import Group, Message
 
@@ -179,14 +180,14 @@ def _near_across(groups: Sequence[tuple[str, int, Group]], threshold: float, min
                 m["content"] for m in (*group.prompt.messages, *path.messages) if m["role"] != "system"
             )
             if (
-                len(normalised(text).split()) >= GREETING
+                len(words_of(normalised(text))) >= GREETING
                 and seen.setdefault(f"{split}\n{text}", number) == number
             ):
                 texts.append((number, text))
     found: set[int] = set()
     guilty: set[str] = set()
     whole = (
-        shingles(text) if len(text.split()) >= min_words else frozenset([normalised(text)])
+        shingles(text) if len(words_of(text)) >= min_words else frozenset([normalised(text)])
         for _, text in texts
     )
     for place, alike in near_earlier(list(whole), threshold):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ratchet.components.data.near import near_earlier, shingles
 from ratchet.components.data.records import Conversation, CountTokens, FilterResult, Rejected
+from ratchet.components.data.words import words_of
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Count, Natural, Share
 
@@ -44,7 +45,7 @@ def near(
     an earlier kept record. Records under `min_words` are kept: short greetings are alike without being
     copies.
     """
-    sets = [shingles(r.text, size) if len(r.text.split()) >= min_words else frozenset() for r in records]
+    sets = [shingles(r.text, size) if len(words_of(r.text)) >= min_words else frozenset() for r in records]
     kept: list[Conversation] = []
     dropped: list[Rejected] = []
     gone: set[int] = set()

@@ -298,6 +298,54 @@ def test_decontamination_finds_exactly_the_planted_rows():
     assert [d.id for d in dropped] == ["t0", "quoted"]
 
 
+@pytest.mark.parametrize("split", ["evaluate", "evaluate_shifted", "evaluate_validation"])
+def test_every_split_of_the_kind_evaluate_is_held_out(split):
+    kept, dropped = decontaminate({"sft": [record("copy", LONG)], split: [record("t", LONG)]}, [], 13)
+    assert [d.id for d in dropped] == ["copy"] and len(kept[split]) == 1
+
+
+def talk(key: str, *turns: str, **more) -> Conversation:
+    roles = ("user", "assistant")
+    return Conversation(key, tuple({"role": roles[i % 2], "content": t} for i, t in enumerate(turns)), **more)
+
+
+OTHER = (
+    "The museum opens at nine and closes at half past five except on Thursdays when it stays open until eight"
+)
+
+
+@pytest.mark.parametrize(
+    "held_out",
+    [
+        [talk("t", "Hi there!", "Hello.", LONG, "Sixty.", OTHER, "Eight.")],
+        [
+            talk("t0", "Hello, how are you today?", "Fine.", LONG, "Sixty."),
+            talk("t1", "Hello, how are you today?", "Fine.", OTHER, "Eight."),
+        ],
+    ],
+    ids=["after a greeting", "after the same first turn"],
+)
+def test_questions_in_later_turns_are_held_out(held_out):
+    copies = [record("one", f"Tell me. {LONG}"), record("other", f"Tell me. {OTHER}")]
+    _, dropped = decontaminate({"sft": copies, "evaluate": held_out}, [], 13)
+    assert [d.id for d in dropped] == ["one", "other"]
+
+
+def test_a_question_is_the_same_on_every_topic_and_the_first_turn_of_a_conversation_is_not():
+    text = "What is the capital of Mongolia?"
+    topics = {"none": None, "cities": "Cities", "quiz": "Quiz"}
+    training = [record(f"question {name}", text, topic=topic) for name, topic in topics.items()]
+    training += [talk(f"turn {name}", text, "Ulaanbaatar.", topic=topic) for name, topic in topics.items()]
+
+    def found(held_out):
+        return [d.id for d in decontaminate({"sft": training, "evaluate": [held_out]}, [], 13)[1]]
+
+    for topic in topics.values():
+        assert found(record("t", text, topic=topic)) == [r.id for r in training]
+    assert found(talk("t", text, "Yes.", topic="Cities")) == ["question cities", "turn cities"]
+    assert found(talk("t", text, "Yes.")) == ["question none", "turn none"]
+
+
 def test_task_boilerplate_is_not_contamination():
     task = (
         "Answer the following question step by step and give the final answer alone on the last line please"
