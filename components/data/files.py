@@ -17,6 +17,7 @@ from typing import IO, Any, cast
 
 import pyarrow as pa
 
+from ratchet.components.data.messages import from_json
 from ratchet.components.data.parquet import parquet_rows
 from ratchet.components.errors import DataError, SourceError
 
@@ -146,8 +147,8 @@ def _whole(row: Any) -> Any:
 
 
 def _json(file: Path) -> list[Any]:
-    """Rows of a JSON file: a list, an object containing one list (`{"data": [...]}`), or an object of rows
-    keyed by id.
+    """Rows of a JSON file: a list, an object with one list of rows (`{"data": [...], "errors": []}`), or
+    an object of rows keyed by id.
     """
     try:
         found = _decode(b"".join(_lines(file)))
@@ -161,8 +162,8 @@ def _json(file: Path) -> list[Any]:
             for value in found.values()
             if isinstance(value, list) and all(isinstance(row, dict) for row in value)
         ]
-        if len(lists) == 1:
-            return lists[0]
+        if len(filled := [rows for rows in lists if rows] or lists[:1]) == 1:
+            return filled[0]
         if all(isinstance(value, dict) for value in found.values()):
             return [{"id": key, **value} for key, value in sorted(found.items())]
     raise DataError(
@@ -182,8 +183,8 @@ def _arrow(file: Path) -> Iterable[Any]:
 
 def _table(file: Path) -> Iterator[Any]:
     """Rows of a CSV or TSV file with a header; a `DataError` for one with more or fewer cells, which may
-    be in the wrong columns. Empty cells are None; cells with a JSON list or object are decoded. A CSV file
-    whose header has no comma may be separated by semicolons or tabs.
+    be in the wrong columns. Empty cells are None, the JSON of messages is decoded, and all other cells are
+    texts. A CSV file whose header has no comma may be separated by semicolons or tabs.
     """
     csv.field_size_limit(sys.maxsize)
     kind, line = _kind(file), 1
@@ -198,7 +199,7 @@ def _table(file: Path) -> Iterator[Any]:
             for cells in filter(None, rows):
                 line = 1 + rows.line_num
                 yield (
-                    {name: _cell(value) for name, value in zip(names, cells, strict=True)}
+                    {name: from_json(value) or None for name, value in zip(names, cells, strict=True)}
                     if len(cells) == len(names)
                     else DataError(
                         f"the row has {len(cells)} cells and the header {len(names)}: put texts with "
@@ -209,12 +210,3 @@ def _table(file: Path) -> Iterator[Any]:
         raise DataError(
             f"{file} is not a readable {kind[1:].upper()} file in UTF-8: {error} (after line {line})"
         ) from error
-
-
-def _cell(value: Any) -> Any:
-    if not isinstance(value, str) or not value.strip().startswith(("[", "{")):
-        return value or None
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value

@@ -26,7 +26,7 @@ def without_images(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str,
     text, `<image>` stands for the next image of the columns; without any, they precede the prompt.
     `ValueError` for images that are elsewhere, that cannot be read, or of another number.
     """
-    given = next((row[name] for name in COLUMNS if row.get(name) is not None), None)
+    given = next((row[name] for name in COLUMNS if row.get(name) not in (None, [], ())), None)
     listed = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
     urls = [url_of(one) for one in listed]
     found = {digest_of(url): url for url in urls}

@@ -67,7 +67,7 @@ def messages_of(value: Any, role: str) -> tuple[Message, ...]:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         value = text_of(value)
     if isinstance(value, str):
-        value = _from_json(value)
+        value = from_json(value)
     if isinstance(value, str):
         return transcript(value) or (message(role, value),)
     if isinstance(value, Mapping):
@@ -77,18 +77,25 @@ def messages_of(value: Any, role: str) -> tuple[Message, ...]:
     return _joined([_message(one) for one in value])
 
 
-def _from_json(text: str) -> Any:
-    """The messages of a text that is a JSON list of them, as in some Parquet files; else the text."""
-    if text.lstrip().startswith("["):
+def decoded(value: Any) -> Any:
+    """What a text that is the JSON of a list or an object says; any other value as it is."""
+    if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
         with contextlib.suppress(ValueError, RecursionError):
-            found = json.loads(text)
-            if found and all(
-                isinstance(one, Mapping)
-                and ({"role", "content"} <= set(one) or {"from", "value"} <= set(one))
-                for one in found
-            ):
-                return found
-    return text
+            return json.loads(value)
+    return value
+
+
+def from_json(text: str) -> Any:
+    """The messages of a text that is the JSON of a message or of a list of them, as in CSV and some Parquet
+    files; else the text.
+    """
+    found = decoded(text)
+    listed = [found] if isinstance(found, Mapping) else found
+    messages = isinstance(listed, list) and all(
+        isinstance(one, Mapping) and ({"role", "content"} <= set(one) or {"from", "value"} <= set(one))
+        for one in listed
+    )
+    return found if messages and found else text
 
 
 def transcript(text: str) -> tuple[Message, ...]:
@@ -127,9 +134,23 @@ def reply_of(value: Any) -> tuple[Message, ...]:
 def label_of(value: Any) -> bool | None:
     """Parse a desirability label in any usual spelling of true and false."""
     known = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
-    if value is not None and str(value).lower() not in known:
-        raise ValueError(f"label: expected true or false, got {_shown(value)}")
-    return None if value is None else known[str(value).lower()]
+    text = str(value).strip().lower()
+    if value is not None and text not in known:
+        raise ValueError(
+            f"label: expected true or false (whether the answer is desirable), got {_shown(value)}; if the "
+            "column says something else, rename it, as in `data.columns: {class: label}`"
+        )
+    return None if value is None else known[text]
+
+
+def answer_of(value: Any) -> str | None:
+    """A reference answer, from a text or a number; None where the row has none."""
+    if isinstance(value, (list, tuple, Mapping, bytes)):
+        raise ValueError(
+            f"answer: expected a text or a number, got {_shown(value)}; name the part of it in "
+            "data.columns, as in `{answer: answer.value}`, or use another column"
+        )
+    return None if value is None else str(value)
 
 
 def number(name: str, value: Any) -> float:

@@ -20,7 +20,7 @@ from ratchet.components.data.choose_parser import chooser
 from ratchet.components.data.files import read_rows
 from ratchet.components.data.groups import read_groups
 from ratchet.components.data.images import without_images
-from ratchet.components.data.messages import score_of
+from ratchet.components.data.messages import answer_of, decoded, label_of, score_of
 from ratchet.components.data.published import published
 from ratchet.components.data.records import Conversation, FilterResult, Rejected
 from ratchet.components.errors import DataError
@@ -28,6 +28,8 @@ from ratchet.components.recipes.splits import SPLIT_COLUMN
 
 RENAMED = "renamed: duplicate id"
 GROUPS = {"group", "prompt_id", "completion"}
+STRUCTURED = ("messages", "conversations", "history", "completions", "ratings", "images", "test_list")
+"""Columns that are lists or objects, also as their JSON, which CSV and some Parquet files have."""
 TESTS = (
     "test",
     "entry_point",
@@ -112,11 +114,14 @@ def unique(sifted: FilterResult) -> FilterResult:
 
 
 def _renamed(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
-    """The row with the layout's column names; `a.b` addresses `b` in the object `a`."""
+    """The row with the layout's column names and decoded `STRUCTURED` columns; `a.b` addresses `b` in the
+    object `a`, or in its JSON.
+    """
     found: dict[str, Any] = {}
     for name, theirs in columns.items():
         value: Any = row
         for part in [theirs] if theirs in row else theirs.split("."):
+            value = decoded(value)
             if not isinstance(value, Mapping) or part not in value:
                 raise ValueError(
                     f"data.columns.{name}: the row has no column {theirs!r}, it has "
@@ -125,7 +130,9 @@ def _renamed(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str,
             value = value[part]
         found[name] = value
     kept = {name: value for name, value in row.items() if name not in columns.values()}
-    return {**kept, **found}
+    return {
+        name: decoded(value) if name in STRUCTURED else value for name, value in {**kept, **found}.items()
+    }
 
 
 def _finished(
@@ -150,7 +157,9 @@ def _finished(
     topic = row.get("topic")
     if isinstance(topic, (list, Mapping)):
         raise ValueError(f"topic: expected a text, got {str(topic)[:80]}")
-    rating = score_of("rating", row.get("rating", sum(ratings.values()) / len(ratings) if ratings else None))
+    mean = sum(ratings.values()) / len(ratings) if ratings else None
+    rating = mean if row.get("rating") is None else score_of("rating", row["rating"])
+    label, answer = label_of(row.get("label")), answer_of(row.get("answer"))
     return [
         replace(
             record,
@@ -158,12 +167,8 @@ def _finished(
             topic=record.topic or (None if topic is None else str(topic)) or None,
             rating=rating if record.rating is None else record.rating,
             ratings=record.ratings or ratings,
-            label=row["label"]
-            if record.label is None and isinstance(row.get("label"), bool)
-            else record.label,
-            answer=record.answer
-            if record.answer is not None or row.get("answer") is None
-            else str(row["answer"]),
+            label=label if record.label is None else record.label,
+            answer=answer if record.answer is None else record.answer,
             source=record.source or str(row.get("source") or ""),
             meta={**meta, **record.meta},
             published=split,

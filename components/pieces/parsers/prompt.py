@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ratchet.components.data.messages import message, prompt_of
+from ratchet.components.data.messages import answer_of, message, prompt_of
 from ratchet.components.data.records import Conversation
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Bool
@@ -23,13 +23,7 @@ def prompt(row: Mapping[str, Any], *, marker: str = "####", annotations: Bool = 
 
 def prompt_with_answer(row: Mapping[str, Any], marker: str, annotations: bool) -> list[Conversation]:
     messages = prompt_of(row)
-    answer = row.get("answer")
-    if isinstance(answer, (list, tuple, Mapping, bytes)):
-        raise ValueError(
-            f"answer: expected a text or a number, got {str(answer)[:80]}; name the part of it in "
-            "data.columns, as in `{answer: answer.value}`, or use another column"
-        )
-    answer = None if answer is None else str(answer)
+    answer = answer_of(row.get("answer"))
     if answer is None or (marker not in answer and "\\boxed{" not in answer):
         return [Conversation("", messages, opening=len(messages), answer=answer)]
     solution = answer if annotations else re.sub(r"<<[^<>]*>>", "", answer)

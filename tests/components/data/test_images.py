@@ -37,6 +37,7 @@ LAYOUTS = (
     ({"prompt": "<image> left of <image>?", "images": [A, B]}, f"{MARKS[0]} left of {MARKS[1]}?"),
     ({"prompt": "Which?", "images": [{"bytes": png(1)}, {"bytes": png(2)}]}, TWO),
     ({"prompt": "Which?", "image": png(1)}, ONE),
+    ({"prompt": "Which?", "images": [], "image": png(1)}, ONE),
     (
         {
             "prompt": [{"role": "system", "content": "Look."}, {"role": "user", "content": "Which?"}],

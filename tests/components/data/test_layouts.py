@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -422,6 +423,25 @@ def test_undesirable_answers_are_not_used_for_sft(tmp_path):
         parse(written(tmp_path, {"prompt": "q", "completion": "a", "label": 7}))
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [
+        lambda text: {"instruction": text, "output": text},
+        lambda text: {"messages": [{"role": role, "content": text} for role in ("user", "assistant")]},
+    ],
+)
+@pytest.mark.parametrize("labels", [(True, False), ("True", " false"), (1, 0), (1.0, 0.0)])
+def test_every_layout_reads_every_spelling_of_a_label(tmp_path, layout, labels):
+    rows = [{**layout(f"text {label}"), "label": label} for label in labels]
+    records = parse(written(tmp_path, *rows)).kept
+    assert [r.label for r in records] == [True, False]
+    assert len(conversation_groups(records, words, Conversations()).kept) == 1
+    good = one(tmp_path, {**layout("text"), "label": "sports"}, columns={"class": "label"})
+    assert good.label is None
+    with pytest.raises(DataError, match=r"label: expected true or false .*sports.*data\.columns"):
+        parse(written(tmp_path, {**layout("text"), "label": "sports"}))
+
+
 def test_chitchat_turns(tmp_path):
     def turns(*pairs):
         return [[{"text": text, "timestamp": "t", "sender": sender}] for sender, text in pairs]
@@ -593,6 +613,57 @@ def test_rows_keep_ids_answers_ratings_and_meta(tmp_path):
         [r.id for r in records] == ["m", "p", "m~2"] and records[0].rating == 3.0 and records[0].topic == "t"
     )
     assert records[1].meta == {"n": 1, "margin": 2.0} and (records[2].answer, records[2].source) == ("2", "s")
+
+
+@pytest.mark.parametrize("rating", [{"rating": None}, {}])
+def test_a_missing_rating_is_the_mean_of_the_ratings(tmp_path, rating):
+    row = {"prompt": "hi", "completion": "hello", "ratings": {"a": 2, "b": 4, "c": None}}
+    assert one(tmp_path, {**row, **rating}).rating == 3.0
+
+
+@pytest.mark.parametrize("answer", [["Paris", "Rome"], {"a": True}])
+@pytest.mark.parametrize("row", [{"prompt": "q"}, {"prompt": "q", "completion": "c"}, {"text": "Human: q"}])
+def test_an_answer_that_is_no_text_is_refused(tmp_path, row, answer):
+    parser = {"name": "text", "prompt": "q"} if "text" in row else "auto"
+    with pytest.raises(DataError, match="answer: expected a text or a number"):
+        parse(written(tmp_path, {**row, "answer": answer}), parser)
+
+
+def test_cells_are_texts_unless_they_are_messages_or_a_column_is_structured(tmp_path):
+    answers = ["[1, 2]", '{"name": "Bob"}', "[1", "[]", '{"a": true}']
+    rows = [{"prompt": "{x}?", "completion": text, "answer": text} for text in answers]
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    path = tmp_path / "a.csv"
+    pd.DataFrame(rows).to_csv(path, index=False)
+    records = parse(path).kept
+    assert [(r.messages[0]["content"], r.messages[1]["content"], r.answer) for r in records] == [
+        ("{x}?", text, text) for text in answers
+    ]
+    values = pd.DataFrame([{"prompt": "1+1?", "answer": '{"value": 2}'}])
+    values.to_csv(path, index=False)
+    assert parse(path, columns={"answer": "answer.value"}).kept[0].answer == "2"
+    for row, expected in [
+        ({"messages": chat}, [("user", "hi"), ("assistant", "hello")]),
+        ({"prompt": chat[0], "completion": chat[1:]}, [("user", "hi"), ("assistant", "hello")]),
+        (
+            {"instruction": "c", "output": "d", "earlier": [["a", "b"]]},
+            [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")],
+        ),
+    ]:
+        cells = {name: value if isinstance(value, str) else json.dumps(value) for name, value in row.items()}
+        pd.DataFrame([cells]).to_csv(path, index=False)
+        columns = {"history": "earlier"} if "earlier" in row else {}
+        assert plain(parse(path, columns=columns).kept[0].messages) == expected
+
+
+def test_empty_lists_beside_the_rows_of_a_json_file_are_no_rows(tmp_path):
+    path = tmp_path / "rows.json"
+    rows = [{"prompt": "q", "completion": "a"}]
+    path.write_text(json.dumps({"data": rows, "errors": [], "warnings": []}))
+    assert len(parse(path).kept) == 1
+    path.write_text(json.dumps({"data": rows, "more": rows}, indent=1))
+    with pytest.raises(DataError, match="expected a list of rows"):
+        parse(path)
 
 
 def test_plain_text_answers_the_given_prompt(tmp_path):
