@@ -4,6 +4,7 @@ the page docs/recipe-keys.md.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
@@ -197,10 +198,14 @@ class Data:
             re.split(r"[/:]", re.sub(r"[?@!=].*", "", one.source).rstrip("/"))[-1]
             for one in self.every_source
         ]
-        return [
-            word if words.count(word) == 1 else f"{word}-{words[: i + 1].count(word)}"
-            for i, word in enumerate(words)
-        ]
+        labels: list[str] = []
+        for word in words:
+            numbered = (f"{word}-{number}" for number in itertools.count(1))
+            taken = {*words, *labels}
+            labels.append(
+                word if words.count(word) == 1 else next(name for name in numbered if name not in taken)
+            )
+        return labels
 
     def of(self, split: str) -> Conversations | Contexts | Pairs | Labelled:
         """The builder options of a split."""

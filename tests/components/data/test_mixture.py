@@ -9,8 +9,10 @@ from ratchet.components.data.curate import curate
 from ratchet.components.data.groups import read_groups
 from ratchet.components.errors import DataError, RecipeError
 from ratchet.components.recipes.check_data import check_files
+from ratchet.components.recipes.conform import conform
 from ratchet.components.recipes.plan import plan
 from ratchet.components.recipes.recipe import load
+from ratchet.components.recipes.sections import Data
 from ratchet.components.stages.curate import counted, origins
 
 
@@ -206,6 +208,8 @@ def test_sources_in_recipes(tmp_path):
             "data.sources.0.source=generate:tiny_corpus?seed=5",
         ],
     )[0].data.labels == ["tiny_corpus-1", "tiny_corpus-2"]
+    alike = [{"source": f"path:{name}"} for name in ("p/x", "q/x", "r/x-1", "s/y")]
+    assert conform(Data, {"sources": alike}, "data").labels == ["x-2", "x-3", "x-1", "y"]
     for change, message in [
         ("data.sources.0.weight=1", "only some sources have a `weight`"),
         ("data.sources.0.wieght=1", "did you mean 'weight'"),
