@@ -170,6 +170,12 @@ def patterns_of(card: str, config: str | None) -> dict[str, list[str]]:
     given: Any = configs[config].get("data_files") or f"{configs[config].get('data_dir', config)}/**"
     if isinstance(given, str) or all(isinstance(one, str) for one in given):
         given = [{"split": "train", "path": given}]
+    if not all(isinstance(one, Mapping) and {"split", "path"} <= set(one) for one in given):
+        raise SourceError(
+            f"its card is wrong: `data_files` of the configuration {config!r} must be paths, or objects with "
+            f"`split` and `path`, got {str(given)[:120]}; correct the card, or name a folder or a file as "
+            "the source"
+        )
     return {
         str(one["split"]): [one["path"]] if isinstance(one["path"], str) else list(one["path"])
         for one in given

@@ -1,4 +1,4 @@
-"""Train/evaluation splits by topic: no topic and no first prompt occurs in two splits.
+"""Train/evaluation splits by topic: no topic is in two splits, and no first prompt of records without topic.
 
 Topics are ordered by a hash of seed and topic, and each is assigned to the split furthest below its share of
 records. Topics with similar words (`topic_threshold`) stay together. A record without a topic is split by the

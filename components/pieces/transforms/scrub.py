@@ -15,7 +15,7 @@ KINDS = ("email", "link", "phone", "handle")
 @piece()
 def scrub(records: Sequence[Conversation], count_tokens: CountTokens, *, region: str = "US") -> FilterResult:
     """Replace personal data by [email], [link], [phone], [handle]. `region`: default country of phone numbers
-    without +.
+    without +. A reference answer is kept, since a verifier compares replies with it.
     """
     found: Counter[str] = Counter()
 

@@ -112,6 +112,9 @@ def test_splits_are_read_from_the_dataset_card(tmp_path):
     assert patterns_of("---\nconfigs: [{config_name: default, data_files: 'a/**'}]\n---", None) == {
         "train": ["a/**"]
     }
+    for wrong in ("[{path: a.jsonl}]", "[{split: train}]", "[{split: train, path: a.jsonl}, b.jsonl]"):
+        with pytest.raises(SourceError, match=r"its card is wrong: .*`split` and `path`"):
+            patterns_of(f"---\nconfigs: [{{config_name: default, data_files: {wrong}}}]\n---", None)
     assert patterns_of("no front matter", None) == patterns_of("---\n: [\n---", "x") == {}
     (folder / "README.md").unlink()
     assert [split for split, _ in published(folder, "main")] == ["test", "train"]
