@@ -108,7 +108,9 @@ def curate(
     for name, groups in made.splits.items():
         write_groups(out / f"{name}.parquet", groups)
     bounds = {name: data.of(name).max_tokens for name in made.splits}
-    save_table(statistics(made.splits, count_tokens, bounds, made.homes), out / "statistics.parquet")
+    region = next((spec["region"] for spec in data.transforms if "region" in spec), "US")
+    table = statistics(made.splits, count_tokens, bounds, made.homes, region=region)
+    save_table(table, out / "statistics.parquet")
     summary: Summary = {
         "steps": made.steps,
         "splits": {
@@ -170,7 +172,9 @@ def curate_records(
     benchmarks = [record for record in parsed.kept if record.published == "benchmark"]
     everything: list[Conversation] = note("parse", total, parsed)
     records = [record for record in everything if record.published != "benchmark"]
+    labels = dict[str, str]()  # of the sources, by the id of a record
     for spec in data.transforms:
+        labels |= {record.id: record.source for record in records}
         records = note(spec["name"], len(records), build("transform", spec)(records, count_tokens))
     write_quarantine(file, quarantine)
     if not records:
@@ -179,7 +183,12 @@ def curate_records(
             f"no record of {', '.join(named)} "
             f"is left after the transforms: {[(s['step'], s['dropped']) for s in steps]}"
         )
-    early = refuse_loss(quarantine, total, data.max_dropped, "are lost before the split", file)
+    early: list[str] = []
+    for label in data.labels if data.sources else [""]:
+        lost = [one for one in quarantine if not label or label == (one[1].source or labels.get(one[1].id))]
+        count = sum(not label or one.source == label for one in (*parsed.kept, *parsed.dropped))
+        of = f"of {label} are lost before the split" if label else "are lost before the split"
+        early += refuse_loss(lost, count, data.max_dropped, of, file)
     if any(one.weight for one in data.sources):
         records = note("mix", len(records), mixed(data, records, seed))
 

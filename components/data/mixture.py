@@ -62,14 +62,14 @@ def read_sources(data: Data, paths: Sequence[Path], seed: int, most: int | None 
                     )
                     for r in found.kept
                 ],
-                [replace(d, id=f"{label}-{d.id}") for d in found.dropped],
+                [replace(d, id=f"{label}-{d.id}", source=label) for d in found.dropped],
             )
         stays = _drawn([r for r in found.kept if r.published in trained], one.limit, seed)
         kept += [r for r in found.kept if r.published not in trained or r.id in stays]
         dropped += [
             *found.dropped,
             *(
-                Rejected(r.id, f"over the limit of {label}", copy=True)
+                Rejected(r.id, f"over the limit of {label}", copy=True, source=label)
                 for r in found.kept
                 if r.published in trained and r.id not in stays
             ),

@@ -6,11 +6,12 @@ import hashlib
 import math
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, count
 
 from ratchet.components.data.building import first_by_hash, over_limit, prompt_digest, prompt_meta
+from ratchet.components.data.messages import score_of
 from ratchet.components.data.records import Conversation, CountTokens, FilterResult, Rejected, prefix_within
 from ratchet.components.recipes.sections import Pairs
 from ratchet.components.recipes.splits import PAIR_COLUMNS
@@ -32,12 +33,17 @@ def preference_pairs(
     position;
     `per_conversation`: per conversation and position. The prompt is the topic; columns `margin`, `rating`.
     """
-    kept = [_given(record) for record in records if record.rejected]
+    kept: list[Group] = []
     dropped: list[Rejected] = []
     answers = [
         record for record in records if record.opening and record.rating is not None and not record.rejected
     ]
-    kept += _best_against_worse(answers, dropped)
+    given = [record for record in records if record.rejected]
+    for record in [*given, *_best_against_worse(answers, dropped)]:
+        try:
+            kept.append(_given(record))
+        except ValueError as error:
+            dropped.append(Rejected(record.id, str(error), record.as_json()))
     pool: dict[tuple[str, int], list[Conversation]] = defaultdict(list)
     for record in records:
         if record.rejected or (record.opening and record.rating is not None):
@@ -70,6 +76,7 @@ def preference_pairs(
             pool[str(record.topic), position].append(record)
     paired: set[str] = set()
     ties = 0
+    short = _distinct({record.id for rated in pool.values() for record in rated})
     for (topic, position), rated in sorted(pool.items()):
         pairs = sorted(
             (a.id, b.id) for a, b in combinations(rated, 2) if abs(_rating(a) - _rating(b)) >= options.min_gap
@@ -90,7 +97,7 @@ def preference_pairs(
             if better.messages[:position] == worse.messages[:position]:
                 ties += 1
                 continue
-            kept.append(_pair(topic, position, better, worse))
+            kept.append(_pair(topic, position, better, worse, short))
             paired.update(pair)
             used[pair[0]] += 1
             used[pair[1]] += 1
@@ -104,7 +111,7 @@ def preference_pairs(
     )
 
 
-def _best_against_worse(answers: Sequence[Conversation], dropped: list[Rejected]) -> list[Group]:
+def _best_against_worse(answers: Sequence[Conversation], dropped: list[Rejected]) -> list[Conversation]:
     """Pairs of answers to one prompt: the best rated (first among ties) against each lower-rated one."""
     prompts: dict[str, list[Conversation]] = defaultdict(list)
     for record in answers:
@@ -114,13 +121,11 @@ def _best_against_worse(answers: Sequence[Conversation], dropped: list[Rejected]
         best = max(rated, key=_rating)
         worse = [record for record in rated if _rating(record) < _rating(best)]
         pairs += [
-            _given(
-                replace(
-                    best,
-                    id=f"{best.id}-{record.id}",
-                    rejected=record.messages,
-                    meta={**best.meta, "margin": _rating(best) - _rating(record)},
-                )
+            replace(
+                best,
+                id=f"{best.id}-{record.id}",
+                rejected=record.messages,
+                meta={**best.meta, "margin": _rating(best) - _rating(record)},
             )
             for record in worse
         ]
@@ -137,11 +142,16 @@ def _rating(record: Conversation) -> float:
     return record.rating if record.rating is not None else math.nan
 
 
-def _pair(topic: str, position: int, better: Conversation, worse: Conversation) -> Group:
+def _distinct(ids: Collection[str]) -> int:
+    """Number of first characters, at least 8, that tell the ids apart."""
+    return next(size for size in count(8) if len({one[:size] for one in ids}) == len(ids))
+
+
+def _pair(topic: str, position: int, better: Conversation, worse: Conversation, short: int) -> Group:
     gap = _rating(better) - _rating(worse)
     name = hashlib.sha256(topic.encode()).hexdigest()[:8]
     prompt = Prompt(
-        f"{name}-{position}-{better.id[:8]}-{worse.id[:8]}",
+        f"{name}-{position}-{better.id[:short]}-{worse.id[:short]}",
         better.head,
         source=better.source,
         meta={"topic": topic, "position": position},
@@ -156,10 +166,12 @@ def _pair(topic: str, position: int, better: Conversation, worse: Conversation) 
 
 
 def _given(record: Conversation) -> Group:
+    """The pair of a record with both answers. `ValueError` if a column of `PAIR_COLUMNS` is no number."""
     prompt = record.prompt(
         record.id, (*record.head, *record.messages[: record.opening]), prompt_meta(record), record.answer
     )
-    columns = {name: [float(record.meta[name])] * 2 for name in PAIR_COLUMNS if name in record.meta}
+    numbers = {name: score_of(name, record.meta.get(name)) for name in PAIR_COLUMNS}
+    columns = {name: [value] * 2 for name, value in numbers.items() if value is not None}
     return Group(
         prompt,
         (Trajectory(record.messages[record.opening :]), Trajectory(record.rejected[record.opening :])),

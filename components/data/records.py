@@ -88,13 +88,14 @@ class Conversation:
 @dataclass(frozen=True)
 class Rejected:
     """A dropped record. A `copy` does not count as lost: its content is kept in another record, or the recipe
-    excludes it.
+    excludes it. `source`: label of its source, if it was dropped in reading one of several.
     """
 
     id: str
     reason: str
     record: Any = None
     copy: bool = False
+    source: str = ""
 
 
 @dataclass(frozen=True)

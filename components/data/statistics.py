@@ -70,10 +70,12 @@ def statistics(
     *,
     near_threshold: float = 0.8,
     min_words: int = 20,
+    region: str = "US",
 ) -> pa.Table:
     """The statistics table. `bounds`: maximum tokens of a split's groups. A leak is attributed to the later
     split.
     `homes`: published splits behind the splits; topics may recur between different published splits.
+    `region`: default country of phone numbers, as in the transform `scrub`.
     """
     rows: list[dict[str, Any]] = []
     prompts: dict[str, str] = {}
@@ -83,7 +85,7 @@ def statistics(
         (split, number, group) for split, members in splits.items() for number, group in enumerate(members)
     ]
     for split, number, group in groups:
-        row = _row(split, number, group, count_tokens, bounds.get(split))
+        row = _row(split, number, group, count_tokens, bounds.get(split), region)
         prompt, topic = prompt_digest(group.prompt.messages), row["topic"]
         prompt_text = "\n".join(f"{m['role']} {normalised(m['content'])}" for m in group.prompt.messages)
         row["leaked_prompt"] = prompts.setdefault(prompt_text, split) != split
@@ -100,7 +102,9 @@ def statistics(
     return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
-def _row(split: str, number: int, group: Group, count: CountTokens, bound: int | None) -> dict[str, Any]:
+def _row(
+    split: str, number: int, group: Group, count: CountTokens, bound: int | None, region: str
+) -> dict[str, Any]:
     prompt, paths = group.prompt.messages, [path.messages for path in group.trajectories]
     text = "\n".join(
         m["content"] for m in (*prompt, *(m for messages in paths for m in messages)) if m["role"] != "system"
@@ -124,7 +128,7 @@ def _row(split: str, number: int, group: Group, count: CountTokens, bound: int |
         "rating_rejected": ratings[1] if len(ratings) == 2 else None,
         "rating_gap": gap,
         "language": language_of(text),
-        "has_personal_data": bool(scrubbed(text)[1]),
+        "has_personal_data": bool(scrubbed(text, region)[1]),
     }
 
 

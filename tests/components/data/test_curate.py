@@ -3,6 +3,7 @@
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
@@ -173,6 +174,31 @@ def test_preference_pairs():
     assert not preference_pairs(twins, words, Pairs(positions=(4,))).kept
 
 
+def test_pairs_have_ids_of_their_own_though_their_records_begin_alike():
+    records = [talk(f"conversation-{i}", f"hi {i}", f"yo {i}", topic="t", rating=float(i)) for i in range(4)]
+    pairs = preference_pairs(records, words, Pairs(positions=(2,), min_gap=1.0, exclude=())).kept
+    assert len(pairs) == 6 == len({group.prompt.id for group in pairs})
+    (pair,) = preference_pairs(
+        [replace(records[0], id="0004441d-0390"), replace(records[3], id="000b1804-038f")],
+        words,
+        Pairs(positions=(2,)),
+    ).kept
+    assert pair.prompt.id.endswith("-2-000b1804-0004441d")  # eight characters are enough
+
+
+@pytest.mark.parametrize(("margin", "kept"), [("large", 1), (None, 2), ([1], 1), ("2", 2), (True, 2)])
+def test_a_margin_that_is_no_number_drops_its_own_pair_only(margin, kept):
+    pair = talk("p", "q?", "yes", opening=1, rejected=talk("", "q?", "no").messages)
+    found = preference_pairs([replace(pair, meta={"margin": margin}), pair], words, Pairs())
+    assert len(found.kept) == kept and len(found.dropped) == 2 - kept
+    if found.dropped:
+        assert found.dropped[0].reason.startswith("margin: expected a finite number")
+    rated = [
+        replace(pair, id=str(i), rejected=(), rating=float(i), meta={"label_weight": margin}) for i in (1, 2)
+    ]
+    assert len(preference_pairs(rated, words, Pairs()).kept) == kept - 1
+
+
 def write(records, path):
     path.write_text(
         "".join(
@@ -270,6 +296,39 @@ def test_losing_too_many_records_stops_with_the_step_and_the_share(tmp_path):
     rows.write_text(rows.read_text() + '{"words": "of no layout"}\n' * 15)
     with pytest.raises(GateError, match=r"15 of 55 records .*27\.3%"):
         curate(section, rows, words, tmp_path / "stopped", 0)
+
+
+@pytest.mark.parametrize("lost", ["rows", "records"])
+def test_every_source_of_a_mixture_may_lose_max_dropped(tmp_path, lost):
+    write(corpus(topics=30, each=6), tmp_path / "a.jsonl")
+    short = [talk(f"s{i}", f"nobody answers {i}") for i in range(8)]
+    write([*corpus(topics=2, each=1, seed=1), *(short if lost == "records" else [])], tmp_path / "b.jsonl")
+    if lost == "rows":
+        with (tmp_path / "b.jsonl").open("a") as rows:
+            rows.write('{"words": "of no layout"}\n' * 8)
+    section = {
+        "sources": [{"source": "path:a.jsonl"}, {"source": "path:b.jsonl"}],
+        "transforms": ["length"],
+        "splits": {"sft": 1.0},
+    }
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    with pytest.raises(GateError, match=r"8 of 10 records \(80\.0%\) of b\.jsonl are lost"):
+        curate(section, paths, words, tmp_path / "stopped", 0)
+    summary = curate({**section, "max_dropped": 0.8}, paths, words, tmp_path / "out", 0)
+    assert summary["sources"]["b.jsonl"]["groups"] == {"sft": 2} and not summary["warnings"]
+
+
+@pytest.mark.parametrize("region", ["US", "DE"])
+def test_personal_data_is_checked_for_the_region_of_the_recipe(tmp_path, region):
+    rows = [talk(f"c{i}", f"question {i}?", f"Call me at 212-555-23{i} tonight.") for i in range(10, 20)]
+    section = {
+        "transforms": [{"name": "scrub", "region": region}],
+        "splits": {"sft": 1.0},
+        "near_threshold": None,
+    }
+    curate(section, write(rows, tmp_path / "rows.jsonl"), words, tmp_path / "out", 0)
+    table = pq.read_table(tmp_path / "out/statistics.parquet")
+    assert not any(table["has_personal_data"].to_pylist())
 
 
 def test_statistics_mark_every_planted_fault():
