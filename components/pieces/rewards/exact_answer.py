@@ -12,12 +12,15 @@ NUMBER = re.compile(r"(?<![\w./])-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:
 """A hyphen after a digit is not a minus sign; a comma is a thousands separator or separates numbers: 3-4 ends
 in 4, 1,2 in 2.
 """
+HUGE = re.compile(r"e[-+]?[\d_]{4}", re.IGNORECASE)
+"""An exponent of four digits or more: the value takes more memory than the text by any factor."""
 
 
 def final_answer(text: str) -> str:
     r"""The final result of a text: the last \boxed{...}, else the last number, else the whole text,
-    stripped.
+    stripped. The Unicode minus sign is a hyphen.
     """
+    text = text.replace("−", "-")
     boxed = last_boxed(text)
     if boxed is not None:
         return boxed.strip()
@@ -39,6 +42,8 @@ def last_boxed(text: str) -> str | None:
 
 
 def _number(text: str) -> Fraction | None:
+    if HUGE.search(text):
+        return None
     try:
         return Fraction(text.replace(",", "").strip().rstrip("."))
     except (ValueError, ZeroDivisionError):
@@ -50,12 +55,14 @@ def _number(text: str) -> Fraction | None:
 def exact_answer(prompt: Prompt, trajectory: Trajectory) -> float:
     """1 if the last boxed answer, or else the last number, equals `prompt.answer`, else 0 (Tulu 3, RLVR).
     Numbers are compared by value (1,000 = 1000.0), other text without case and surrounding whitespace. A
-    prompt without an answer is a failed reward, not 0.
+    reference with a number and more ("3 km") equals a boxed answer only. A prompt without an answer is a
+    failed reward, not 0.
     """
     if prompt.answer is None:
         raise ValueError(f"prompt {prompt.id!r} has no answer to compare with")
-    boxed = last_boxed(prompt.answer)
-    answer, known = final_answer(trajectory.text), (prompt.answer if boxed is None else boxed).strip()
+    reference = prompt.answer.replace("−", "-")
+    boxed = last_boxed(reference)
+    answer, known = final_answer(trajectory.text), (reference if boxed is None else boxed).strip()
     numbers = _number(answer), _number(known)
     if None not in numbers:
         return float(numbers[0] == numbers[1])

@@ -33,6 +33,12 @@ def score(name, prompt, *texts, **options):
         ("1234567.5", "It costs $1,234,567.50.", "It costs $1,234,567.05."),
         ("Paris", r"It is \boxed{paris}", r"It is \boxed{Rome}"),
         ("x^{2}", r"\boxed{x^{2}}", r"\boxed{x^{3}}"),
+        ("-5", "It is −5.", "It is 5."),
+        ("−5", "It is -5.", "It is 5."),
+        ("5", "It is 5.", "It is −5."),
+        ("1−x", r"\boxed{1-x}", r"\boxed{1+x}"),
+        ("1000", r"\boxed{1e3}", r"\boxed{1e4}"),
+        ("3 km", r"It is \boxed{3 km}", r"It is \boxed{4 km}"),
     ],
 )
 def test_exact_answer(answer, good, bad):
@@ -40,6 +46,12 @@ def test_exact_answer(answer, good, bad):
         [1.0, 0.0, 0.0],
         ["ok"] * 3,
     )
+
+
+def test_exact_answer_does_not_expand_a_huge_exponent():
+    """10^(10^8) as a fraction takes 40 MB and minutes."""
+    texts = (r"\boxed{1e100000000}", r"\boxed{1E-1_0000_0000}")
+    assert score("rewards.exact_answer", Prompt("p", (), answer="5"), *texts)[0] == [0.0, 0.0]
 
 
 def test_reasoning_gym_on_its_own_answers():
