@@ -19,22 +19,38 @@ SCORED = 512
 
 
 def verifiers(recipe: Recipe) -> list[dict[str, Any]]:
-    """Annotators and metrics of a recipe that compare an answer with the prompt's reference answer (`gold`
-    pieces), without repeats.
+    """Verifiers by which the annotators, rollouts and metrics of a recipe compare an answer with the prompt's
+    reference answer, without repeats.
     """
-    specs = [spec for one in sections(recipe) for spec in getattr(one.section, "annotate", ())]
-    specs += recipe.evaluate.metrics if recipe.evaluate else []
+    used: list[tuple[str, Any]] = []
+    for one in sections(recipe):
+        used += [("annotate", spec) for spec in getattr(one.section, "annotate", ())]
+        used.append(("rollout", getattr(one.section, "rollout", None)))
+    if evaluate := recipe.evaluate:
+        used += [("annotate", spec) for spec in evaluate.metrics]
+        used += [("rollout", one.rollout) for one in (evaluate, *(evaluate.arms or {}).values())]
     found: list[dict[str, Any]] = []
-    for spec in map(dict, specs):
-        if describe("annotate", spec["name"]).gold and spec not in found:
-            found.append(spec)
+    for slot, spec in used:
+        found += [one for one in verifiers_of(slot, spec) if one not in found] if spec else []
     return found
 
 
+def verifiers_of(slot: str, spec: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The piece itself if it is a verifier (`gold`), and those that its options name: the verifier of an
+    environment, and of a rollout in it.
+    """
+    described = describe(slot, spec["name"])
+    nested = [
+        one
+        for option in described.options.values()
+        if option.nested and (inner := spec.get(option.name, option.default))
+        for one in verifiers_of(option.nested, inner)
+    ]
+    return [dict(spec), *nested] if described.gold else nested
+
+
 def unscored(groups: Sequence[Group], spec: Mapping[str, Any]) -> list[Prompt]:
-    """Prompts without a reference answer that the verifier `spec` cannot score; none if it is no verifier."""
-    if not describe("annotate", spec["name"]).gold:
-        return []
+    """Prompts without a reference answer that the verifier `spec` cannot score."""
     asked = [group.prompt for group in groups if group.prompt.answer is None]
     reply = Trajectory(({"role": "assistant", "content": "0"},))
     columns = (

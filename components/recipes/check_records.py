@@ -209,16 +209,18 @@ def _check_answers(recipe: Recipe, splits: Mapping[str, Sequence[Group]]) -> Non
     """`GateError` if a verifier that a section rewards by can score too few of its prompts, which have no
     reference answer: the rollout would be sampled in vain.
     """
-    from ratchet.components.data.verifiers import unscored
+    from ratchet.components.data.verifiers import unscored, verifiers_of
 
     if (section := recipe.online) is None or section.data not in splits:
         return
     groups = splits[section.data]
-    for spec in section.annotate:
-        without = unscored(groups, spec)
+    pieces = [("annotate", spec) for spec in section.annotate] + [("rollout", section.rollout)]
+    used = [(slot, verifier) for slot, spec in pieces for verifier in verifiers_of(slot, spec)]
+    for slot, verifier in used:
+        without = unscored(groups, verifier)
         if len(without) > section.max_failed * len(groups):
             raise GateError(
-                f"online.annotate: {spec['name']} compares with the reference answer, which "
+                f"online.{slot}: {verifier['name']} compares with the reference answer, which "
                 f"{len(without)} of {len(groups)} prompts of {section.data!r} lack, such as "
                 f"{without[0].id!r}; expected at most {section.max_failed:.0%} (online.max_failed): "
                 "give rows an `answer`, or leave these out"

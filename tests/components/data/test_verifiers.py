@@ -55,6 +55,18 @@ def test_only_verifiers_are_run_on_reference_answers():
     assert not verifiers(load("dpo")[0]) and "verifiers" not in plan(*load("dpo"))["drafts"].options
 
 
+def test_verifiers_in_the_options_of_other_pieces_are_run_on_reference_answers():
+    """The environment `retry` compares attempts, and `rewards.length.cosine` answers, by a verifier."""
+    for name in ("score", "try_again"):
+        assert verifiers(load(name)[0]) == [EXACT]
+        assert plan(*load(name))["drafts"].options["verifiers"] == [EXACT]
+    centred = "{name: advantages.centre, reward: reward.cosine}"
+    for option, name in (("", "exact_answer"), (", verifier: rewards.math_verify", "math_verify")):
+        cosine = f"online.annotate=[{{name: rewards.length.cosine{option}}}, {centred}]"
+        recipe, _ = load("rloo", overrides=[cosine, "evaluate.metrics=[]", "claim=null"])
+        assert [spec["name"] for spec in verifiers(recipe)] == [f"rewards.{name}"]
+
+
 def test_verifier_that_fails_on_reference_answers_is_an_error():
     group = Group(Prompt("p", ({"role": "user", "content": "q"},), "5"), (Trajectory(()),))
     with pytest.raises(GateError, match=r"'p'.*`source_dataset`"):

@@ -147,6 +147,31 @@ CASES: dict[str, tuple[str, Mapping[str, Any], str]] = {
         "data.max_dropped: 20 of 40 records (50.0%) are lost before the split, ",
     ),
     "a wrong reference answer": ("rlvr_grpo", {"d.jsonl": SOLVED}, "rewards.exact_answer "),
+    "a wrong reference answer for an environment": (
+        "score",
+        {"d.jsonl": [{**row, "completion": "it is"} for row in SOLVED]},
+        "rewards.exact_answer ",
+    ),
+    "an environment without reference answers": (
+        "score",
+        {
+            "d.jsonl": [
+                {
+                    "prompt": f"what is {i}?",
+                    "split": part,
+                    **({"completion": f"{i}"} if part != "ask" else {}),
+                }
+                for i, part in enumerate(20 * ["teach", "ask", "test"])
+            ],
+            "columns": {"split": "split"},
+            "splits": {
+                "sft": {"split": "teach"},
+                "prompts": {"split": "ask"},
+                "evaluate": {"split": "test"},
+            },
+        },
+        "online.rollout: rewards.exact_answer compares with the reference answer, which 20 of 20 prompts ",
+    ),
     "three rows": (
         "sft",
         {"d.jsonl": CHAT[:3]},

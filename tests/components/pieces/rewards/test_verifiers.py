@@ -54,6 +54,17 @@ def test_exact_answer_does_not_expand_a_huge_exponent():
     assert score("rewards.exact_answer", Prompt("p", (), answer="5"), *texts)[0] == [0.0, 0.0]
 
 
+def test_cosine_has_the_sign_of_its_verifier_and_fails_with_it():
+    """At 1 of 4 tokens: 0.5 + 0.5 (1 + cos(pi / 4)) / 2 = 0.926777."""
+    group = Group(Prompt("p", (), answer="3/4"), tuple(reply(t, mask=[True]) for t in ("75/100", "0.7")))
+    for verifier in ("rewards.exact_answer", "rewards.math_verify"):
+        cosine = build("annotate", {"name": "rewards.length.cosine", "maximum": 4, "verifier": verifier})
+        assert cosine([group], Context())["reward.cosine"] == [pytest.approx([0.926777, -0.926777])]
+        failed = cosine([dataclasses.replace(group, prompt=Prompt("p", ()))], Context())
+        assert failed["reward.cosine"] == [[None, None]]
+        assert failed["reward.cosine.status"][0][0].startswith("failed: ValueError")
+
+
 def test_reasoning_gym_on_its_own_answers():
     import reasoning_gym
 
