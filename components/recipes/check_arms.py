@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.evaluation.measured import ENDS, measured, scores_and_measures
 from ratchet.components.recipes.arms import arms, key_of, label_of
-from ratchet.components.recipes.check_sections import check_piece
+from ratchet.components.recipes.check_sections import check_absolute, check_piece
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.schema import Recipe, Spec
 
@@ -35,6 +35,7 @@ def check_evaluation(recipe: Recipe, known: set[str]) -> None:
         if arm.best_of:
             _columns(arm.best_of.annotate, models, f"{at}.best_of.annotate")
     have = _columns(recipe.evaluate.metrics, models, "evaluate.metrics")
+    check_absolute(recipe.evaluate.metrics, "evaluate.metrics")
     for spec in recipe.evaluate.measures:
         check_piece("measure", spec, have, (known | STANDARD) - {"reference"}, "evaluate.measures")
     _check_labels(recipe.evaluate.measures, "measures")

@@ -218,6 +218,9 @@ def _check_watched(online: Online, where: str) -> None:
                 f"{where}.watch.gold: expected an annotator that writes one reward, got "
                 f"{online.watch.gold['name']!r}, which writes {written}"
             )
+        check_absolute([online.watch.gold], f"{where}.watch.gold")
+    if "reward_without_gold" in online.health:
+        check_absolute(online.annotate, f"{where}.health.reward_without_gold")
     by_gold = next((rule for rule in ("reward_without_gold", "gold_drop") if rule in online.health), None)
     if online.cadence == "step":
         unseen = "the gold measure scores rounds, not steps; use `cadence: round`, or set it to"
@@ -251,6 +254,16 @@ def check_piece(slot: str, spec: Spec, have: set[str], models: set[str], where: 
             f"{where}: {spec['name']!r} needs the model {name!r}, which does not exist{nearest(name, models)}"
         )
     return have | writes
+
+
+def check_absolute(specs: Sequence[Spec], where: str) -> None:
+    """No reward whose mean is compared is standardised over the answers of one call (one policy)."""
+    for spec in specs:
+        if spec.get("standardise"):
+            raise RecipeError(
+                f"{where}: compares the mean reward of several policies, but with `standardise: true` "
+                f"{spec['name']!r} gives those of each policy the mean 0; set `standardise: false`"
+            )
 
 
 def _check_people(online: Online, annotator: Mapping[str, Any], where: str) -> None:

@@ -35,8 +35,9 @@ def ensemble(
     """`reward.ensemble` from the members' scores (section 3.2), and each member's score as `scores.<model>`.
 
     Bradley-Terry scores have arbitrary offset and scale: `standardise` normalises each member over the given
-    answers (the paper's code does so once, on held-out answers of the SFT policy). If a member fails or skips
-    an answer, so does the ensemble.
+    answers (the paper's code does so once, on held-out answers of the SFT policy). The mean reward then says
+    nothing, 0 for `mean`: neither a metric of the evaluation nor a health rule can compare it. If a member
+    fails or skips an answer, so does the ensemble.
     """
     members = [reward_model_scores(groups, ctx, model) for model in models]
     scaled = [_standardised(values) if standardise else values for values, _ in members]
