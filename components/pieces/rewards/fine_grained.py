@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
+from ratchet.components.errors import DataError
 from ratchet.components.piece import build, piece
-from ratchet.components.types import Columns, Context, Group, Trajectory
+from ratchet.components.types import OK, Columns, Context, Group, Trajectory
 
 
 @piece(writes=("dense",), models=("policy",), paper="arXiv:2306.01693", by_group=True)
@@ -22,27 +23,30 @@ def fine_grained(
     segment j, 0 elsewhere (Fine-Grained RLHF, detoxification: the reward of each sentence is the change of
     the classifier's score). The sum over an answer is score(y) - score(empty answer), whatever the segments,
     so that only the credit assignment differs from a reward at the end. A sentence ends at . ! ? or with the
-    answer. `scorer`: a reward piece that scores texts.
+    answer. `scorer`: a reward piece that scores texts or their tokens. A text that it skips has the score of
+    the text before, the empty answer 0. `DataError` if it fails.
     """
     decode, score = ctx.models["policy"].decode, build("annotate", {"name": scorer})
     made = []
     for group in groups:
         ends = [segment_ends(t, decode, segment) for t in group.trajectories]
         prefixes = [
-            cut(t, text)
+            cut(t, step, text)
             for t, of in zip(group.trajectories, ends, strict=True)
-            for text in ("", *of.values())
+            for step, text in {-1: "", **of}.items()
         ]
-        (column,) = (
-            v
-            for k, v in score([Group(group.prompt, tuple(prefixes))], ctx).items()
-            if not k.endswith(".status")
-        )
-        values, rows = iter(column[0]), []
+        written = score([Group(group.prompt, tuple(prefixes))], ctx)
+        (name,) = (column for column in written if not column.endswith(".status"))
+        statuses = written.get(f"{name}.status", [[OK] * len(prefixes)])[0]
+        if failed := next((status for status in statuses if status.startswith("failed")), ""):
+            raise DataError(f"rewards.fine_grained: prompt {group.prompt.id!r}: {scorer} {failed}")
+        values, rows = iter(written[name][0]), []
         for trajectory, of in zip(group.trajectories, ends, strict=True):
-            row, before = [0.0] * len(trajectory.mask), next(values)
+            row, first = [0.0] * len(trajectory.mask), next(values)
+            before = 0.0 if first is None else first
             for step in of:
                 after = next(values)
+                after = before if after is None else after
                 row[step], before = after - before, after
             rows.append(row)
         made.append(rows)
@@ -61,7 +65,12 @@ def segment_ends(trajectory: Trajectory, decode, segment: str) -> dict[int, str]
     return found
 
 
-def cut(trajectory: Trajectory, text: str) -> Trajectory:
-    """The trajectory with another text, without tokens."""
-    messages = ({"role": "assistant", "content": text},)
-    return dataclasses.replace(trajectory, messages=messages, inputs={}, mask=(), logprobs=None)
+def cut(trajectory: Trajectory, step: int, text: str) -> Trajectory:
+    """The trajectory up to a step (-1: the empty answer), whose text is `text`."""
+    return dataclasses.replace(
+        trajectory,
+        messages=({"role": "assistant", "content": text},),
+        inputs={"tokens": trajectory.inputs["tokens"][: step + 1]},
+        mask=trajectory.mask[: step + 1],
+        logprobs=None,
+    )

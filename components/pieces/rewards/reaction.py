@@ -13,12 +13,13 @@ from ratchet.components.types import Columns, Context, Group
 
 
 def chance(value: float, scale: float, offset: float) -> float:
-    """sigmoid(scale x value - offset), the probability of a reaction.
+    """sigmoid(scale x value - offset), the probability of a reaction; at least e^-700, since exp overflows at
+    710.
 
     >>> [round(chance(v, 8.0, 7.0), 3) for v in (0.5, 0.75, 1.0)]
     [0.047, 0.269, 0.731]
     """
-    return 1 / (1 + math.exp(offset - scale * value))
+    return 1 / (1 + math.exp(min(offset - scale * value, 700.0)))
 
 
 @piece(reads=("{reward}",), writes=("reward.reaction", "reacted"), paper="arXiv:2505.14946", by_group=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ratchet.components.piece import piece
 from ratchet.components.pieces.advantages.read import rewards_of
-from ratchet.components.recipes.ranges import BelowHalf
+from ratchet.components.recipes.ranges import BelowHalf, Names
 from ratchet.components.types import OK, Columns, Context, Group
 
 
@@ -29,7 +29,7 @@ def win_rate(
     groups: Sequence[Group],
     ctx: Context,
     *,
-    rewards: list,
+    rewards: Names,
     flipped: BelowHalf = 0.0,
     against: str | None = None,
 ) -> Columns:
@@ -38,7 +38,7 @@ def win_rate(
     preference function, which exists for intransitive preferences too. `rewards`: columns of the judges'
     scores, one population each. `flipped`: share of comparisons with the opposite label (simulated annotation
     noise), a function of seed, round, prompt and pair. `against`: the actor whose answers are the opponents
-    (Nash-MD: `mixture`, arXiv 2312.00886); null: all.
+    (Nash-MD: `mixture`, arXiv 2312.00886); null: all. Skipped for an answer without an opponent.
     """
     made = []
     for group in groups:
@@ -51,16 +51,16 @@ def win_rate(
                     won = 1 - won
                 wins[i][j], wins[j][i] = won, 1 - won
         other = [against in (None, t.actor) for t in group.trajectories]
-        made.append(
-            [
-                sum(won for won, counts in zip(row, other, strict=True) if counts)
-                / max(1, sum(other) - other[i])
-                for i, row in enumerate(wins)
-            ]
-        )
+        row = []
+        for i, won in enumerate(wins):
+            count = sum(other) - other[i]
+            total = sum(win for win, counts in zip(won, other, strict=True) if counts)
+            row.append(total / count if count else None)
+        made.append(row)
+    alone = "skipped: no other answer to compare with"
     return {
         "reward.win_rate": made,
-        "reward.win_rate.status": [[OK] * len(row) for row in made],
+        "reward.win_rate.status": [[alone if value is None else OK for value in row] for row in made],
     }
 
 

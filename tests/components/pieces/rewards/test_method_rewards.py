@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from ratchet.components.errors import DataError
 from ratchet.components.piece import build
 from ratchet.components.pieces.rewards.sentiment import score
 from ratchet.components.pieces.rewards.win_rate import preference
@@ -30,6 +31,19 @@ def test_win_rate_compares_each_answer_with_the_others():
     found = annotate("win_rate", [group({"r": [3.0, 1.0, 2.0, 1.0]})], rewards=["r"])["reward.win_rate"][0]
     assert found == pytest.approx([1.0, 0.5 / 3, 2 / 3, 0.5 / 3])
     assert sum(found) == pytest.approx(2.0)
+
+
+def test_win_rate_of_an_answer_without_an_opponent_is_skipped_not_zero():
+    """Such as the one that is left of two, or all if no answer is by the actor `against`; an answer by that
+    actor is no opponent of its own.
+    """
+    alone = annotate("win_rate", [group({"r": [3.0]})], rewards=["r"])
+    assert alone["reward.win_rate"] == [[None]]
+    assert alone["reward.win_rate.status"][0][0].startswith("skipped")
+    own, other = Trajectory((), actor="policy"), Trajectory((), actor="mixture")
+    mixed = Group(Prompt("p", ()), (own, other), {"r": [1.0, 2.0]})
+    found = annotate("win_rate", [mixed], rewards=["r"], against="mixture")
+    assert found["reward.win_rate"] == [[0.0, None]] and found["reward.win_rate.status"][0][0] == "ok"
 
 
 def test_win_rate_of_three_judges_may_be_a_cycle():
@@ -116,6 +130,30 @@ def test_fine_grained_rewards_are_changes_of_the_score_and_sum_to_the_whole(segm
     )["dense"][0]
     assert made == [pytest.approx(expected)] * 2
     assert sum(made[0]) == pytest.approx(score(text) - score(""))
+
+
+def test_fine_grained_rewards_of_texts_that_the_scorer_skips_or_fails():
+    """Readability skips a text without letters, the empty one too: it counts as no change, from 0. A scorer
+    of lengths sees the tokens of each text: 1/32 a token. A failed score is an error.
+    """
+
+    class Engine:
+        def decode(self, tokens):
+            return " ".join({1: "!", 2: "good"}[t] for t in tokens)
+
+    row = Trajectory(
+        ({"role": "assistant", "content": "! good !"},), {"tokens": [9, 1, 2, 1]}, [False, True, True, True]
+    )
+
+    def dense(scorer):
+        spec = {"name": "rewards.fine_grained", "segment": "token", "scorer": scorer}
+        context = Context(models={"policy": Engine()})
+        return build("annotate", spec)([Group(Prompt("p", ()), (row, row))], context)["dense"]
+
+    assert dense("rewards.simple.readability") == [[[0.0, 0.0, 1.0, 0.0]] * 2]  # grade("! good !") < 0
+    assert dense("rewards.length") == [[pytest.approx([0.0, 1 / 32, 1 / 32, 1 / 32])] * 2]
+    with pytest.raises(DataError, match=r"rewards\.exact_answer failed: ValueError"):
+        dense("rewards.exact_answer")
 
 
 def test_win_rate_against_an_actor_ignores_the_other_answers():

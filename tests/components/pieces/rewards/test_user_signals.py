@@ -30,6 +30,14 @@ def test_users_react_with_the_probability_of_their_reward() -> None:
     assert again["reacted"][0] == found["reacted"][7], "a function of seed, round, prompt and answer"
 
 
+def test_users_hardly_react_to_a_very_low_reward() -> None:
+    """exp(8 x 90 + 7) overflows."""
+    found = build("annotate", {"name": "rewards.reaction"})(
+        [group("a", {"reward.sentiment": [-90.0]})], Context()
+    )
+    assert 0 <= found["reward.reaction"][0][0] < 1e-300 and found["reacted"] == [[0.0]]
+
+
 def test_each_answer_with_a_reaction_is_beside_one_without() -> None:
     select = build("select", {"name": "reacted"})
     rows = [
