@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.models.outputs import Shape
-from ratchet.components.recipes.conform import conform, is_number, takes_null
+from ratchet.components.recipes.conform import conform, consistent, is_number, takes_null
 from ratchet.components.recipes.piece_source import Makes, Option, Unit, is_lifted, options_of, snake_case
 from ratchet.components.stages.progress import advance
 
@@ -244,13 +244,7 @@ def resolve(
         ):  # a schedule in place of a number
             value = conform(kind, value, f"{where or slot}.{option.name}")
         full[option.name] = value
-    for name, low in full.items():
-        high = full.get(name.replace("min_", "max_")) if name.startswith("min_") else None
-        if isinstance(low, (int, float)) and isinstance(high, (int, float)) and low > high:
-            raise RecipeError(
-                f"{where or slot}: {spec['name']!r} keeps nothing: {name} {low} is greater than "
-                f"{name.replace('min_', 'max_')} {high}"
-            )
+    consistent(full, f"{where or slot}: {spec['name']!r}")
     full.update({k: spec[k] for k in reserved if k in spec})
     return full
 

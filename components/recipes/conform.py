@@ -69,6 +69,24 @@ def conform(kind: Any, value: Any, where: str) -> Any:
         raise RecipeError(_sentence(error, where, value)) from None
 
 
+def consistent(options: Mapping[str, Any], where: str) -> None:
+    """`RecipeError` for options of a piece that contradict each other: a `min_` above its `max_`, another
+    number of `weights` than of `rewards`.
+    """
+    for name, low in options.items():
+        high = options.get(name.replace("min_", "max_")) if name.startswith("min_") else None
+        if isinstance(low, (int, float)) and isinstance(high, (int, float)) and low > high:
+            raise RecipeError(
+                f"{where} keeps nothing: {name} {low} is greater than {name.replace('min_', 'max_')} {high}"
+            )
+    weights, rewards = options.get("weights"), options.get("rewards")
+    if isinstance(weights, list) and isinstance(rewards, list) and len(weights) != len(rewards):
+        raise RecipeError(
+            f"{where}: expected one weight per reward, got {len(weights)} weights for {len(rewards)} rewards "
+            f"({', '.join(rewards)})"
+        )
+
+
 def known_keys(given: Iterable[object], known: Iterable[str], where: str) -> None:
     """`RecipeError` for the first unknown key, with the nearest known one."""
     known = list(known)

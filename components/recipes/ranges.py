@@ -23,6 +23,8 @@ OpenShare = Annotated[float, Strict(), Field(gt=0, lt=1)]
 LearningRate = Annotated[float, Strict(), Field(gt=0, le=1)]
 Seed = Annotated[int, Strict(), Field(ge=0, lt=2**32)]
 Temperature = Annotated[float, Strict(), Field(ge=0, le=10)]
+Names = Annotated[list[str], Field(min_length=1)]
+Weights = Annotated[list[Finite], Field(min_length=1)]
 EnvironmentSpec = Mapping[str, Any]  # an environment piece with its options, or its name
 ArrayEnvironmentSpec = Mapping[str, Any]  # an environment of arrays with its options, or its name
 RewardSpec = Mapping[str, Any]  # a reward piece with its options, or its name

@@ -5,22 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ratchet.components.errors import RecipeError
 from ratchet.components.piece import piece
 from ratchet.components.pieces.advantages.read import rewards_of
-from ratchet.components.recipes.ranges import NotNegative
+from ratchet.components.recipes.ranges import Names, NotNegative, Weights
 from ratchet.components.types import Columns, Context, Group
 
 
 @piece(reads=("{rewards}",), writes=("reward.combined",), paper="arXiv:2402.03300")
-def combine(groups: Sequence[Group], ctx: Context, *, rewards: list, weights: list | None = None) -> Columns:
+def combine(
+    groups: Sequence[Group], ctx: Context, *, rewards: Names, weights: Weights | None = None
+) -> Columns:
     """`reward.combined`: weighted sum of reward columns; default weights are 1."""
     weights = weights if weights is not None else [1.0] * len(rewards)
-    if len(weights) != len(rewards):
-        raise RecipeError(
-            f"rewards.combine: {len(rewards)} rewards ({', '.join(rewards)}) but {len(weights)} weights; "
-            "expected one weight per reward"
-        )
     return {
         "reward.combined": [
             [

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from ratchet.components.piece import piece
 from ratchet.components.pieces.advantages.read import rewards_of
+from ratchet.components.recipes.ranges import Names
 from ratchet.components.types import OK, Columns, Context, Group
 
 
 @piece(reads=("{rewards}",), writes=("reward.direction", "reward.direction.status"), paper="arXiv:2402.18571")
-def direction(groups: Sequence[Group], ctx: Context, *, rewards: list) -> Columns:
+def direction(groups: Sequence[Group], ctx: Context, *, rewards: Names) -> Columns:
     """`reward.direction`: the inner product v . (r_1, ..., r_k) of the rewards with the unit vector
     `meta["direction"]` that the transform `directions` wrote to the prompt (DPA). The rewards should be
     on one scale, else the direction has no meaning.

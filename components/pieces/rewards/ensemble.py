@@ -8,7 +8,7 @@ from typing import Literal
 
 from ratchet.components.inference.answers import reward_model_scores
 from ratchet.components.piece import piece
-from ratchet.components.recipes.ranges import Bool, NotNegative
+from ratchet.components.recipes.ranges import Bool, Names, NotNegative
 from ratchet.components.types import OK, Columns, Context, Group
 
 
@@ -27,7 +27,7 @@ def ensemble(
     groups: Sequence[Group],
     ctx: Context,
     *,
-    models: list,
+    models: Names,
     how: Literal["mean", "min", "uwo"] = "mean",
     uncertainty: NotNegative = 0.5,
     standardise: Bool = True,

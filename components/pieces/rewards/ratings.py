@@ -9,7 +9,7 @@ from typing import Literal
 
 from ratchet.components.piece import piece
 from ratchet.components.pieces.advantages.read import rewards_of
-from ratchet.components.recipes.ranges import NotNegative
+from ratchet.components.recipes.ranges import Names, NotNegative
 from ratchet.components.types import Columns, Context, Group
 
 
@@ -27,7 +27,7 @@ def ratings(
     groups: Sequence[Group],
     ctx: Context,
     *,
-    rewards: list,
+    rewards: Names,
     by: Literal["aspect", "answer"] = "aspect",
     noise: NotNegative = 0.15,
 ) -> Columns:
