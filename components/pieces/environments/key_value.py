@@ -9,6 +9,8 @@ from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Count
 from ratchet.components.types import Message, Observation, Prompt, Step
 
+DIGITS = tuple("0123456789")
+
 
 @piece(paper="arXiv:2502.01600")
 class KeyValue:
@@ -17,9 +19,10 @@ class KeyValue:
     word, an unknown key, a value that is no digit) changes nothing and is answered by "error", an invalid
     action. Calls are separated by spaces; the case matters. The episode is cut after `calls` calls.
 
-    The prompt's meta has `state`, the values by key at the beginning, and `wanted`, those to be changed;
-    `DataError` without them. Unit tests compare the state with them: one test a wanted key, and one that no
-    other key has changed (collateral damage). The reward is 1 for "done" in a state that passes all, else 0.
+    The prompt's meta has `state`, the values by key at the beginning, and `wanted`, those to be changed, each
+    to a digit; `DataError` without them. Unit tests compare the state with them: one test a wanted key, and
+    one that no other key has changed (collateral damage). The reward is 1 for "done" in a state that passes
+    all, else 0.
 
     Measures: `solved` (the reward), `tests` (share of passed tests), `intact` (1 without collateral damage),
     `errors` and `calls` made.
@@ -38,10 +41,17 @@ class KeyValue:
                 f"key_value: prompt {prompt.id!r} has no {' and no '.join(missing)} in its meta; use the "
                 "testbed `copies`, or rows whose `meta` has both as objects of keys and values"
             )
-        self.before, self.wanted = dict(prompt.meta["state"]), dict(prompt.meta["wanted"])
+        self.before, self.wanted = (
+            {key: str(value) for key, value in prompt.meta[name].items()} for name in ("state", "wanted")
+        )
         if unknown := sorted(set(self.wanted) - set(self.before)):
             raise DataError(
                 f"key_value: prompt {prompt.id!r}: wanted keys without a value in state: {unknown}"
+            )
+        if wrong := {key: value for key, value in self.wanted.items() if value not in DIGITS}:
+            raise DataError(
+                f"key_value: prompt {prompt.id!r}: wanted values that no call can set, since they are no "
+                f"digit: {wrong}"
             )
         self.state = dict(self.before)
         return Observation()
@@ -70,7 +80,7 @@ class KeyValue:
         match words:
             case ["get", key] if key in self.state:
                 return self.state[key]
-            case ["set", key, value] if key in self.state and len(value) == 1 and value in "0123456789":
+            case ["set", key, value] if key in self.state and value in DIGITS:
                 self.state[key] = value
                 return "ok"
             case ["done"]:

@@ -18,7 +18,8 @@ class Retry:
 
     `always`: the sentence follows a right attempt too, so that it says nothing about the attempt; all
     `attempts` are made (self-correction, arXiv 2409.12917). Measures: `solved` (at any attempt), `first`
-    (at the first), `last` (at the last), `attempts` made, and the share of `distinct` ones among the valid.
+    (at the first), `last` (at the last; 0 if the episode was cut before it), `attempts` made, and the share
+    of `distinct` ones among the valid.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Retry:
         self.verify, self.attempts, self.always = build("annotate", verifier), attempts, always
         self.feedback: Message = {"role": "user", "content": feedback}
         self.rewards: list[float] = []
+        self.done = False
         self.tried: list[str] = []
 
     def begin(self, prompt: Prompt) -> Observation:
@@ -42,15 +44,16 @@ class Retry:
         text = " ".join(action.split()).casefold()
         self.rewards.append(self._reward(action) if text else 0.0)
         self.tried += [text] if text else []
-        done = len(self.rewards) == self.attempts or (self.rewards[-1] >= 1 and not self.always)
-        return Step(Observation(() if done else (self.feedback,), valid=bool(text)), self.rewards[-1], done)
+        self.done = len(self.rewards) == self.attempts or (self.rewards[-1] >= 1 and not self.always)
+        shown = () if self.done else (self.feedback,)
+        return Step(Observation(shown, valid=bool(text)), self.rewards[-1], self.done)
 
     def score(self) -> Mapping[str, float]:
         right = [float(reward >= 1) for reward in self.rewards] or [0.0]
         return {
             "solved": max(right),
             "first": right[0],
-            "last": right[-1],
+            "last": right[-1] if self.done else 0.0,
             "attempts": float(len(self.rewards)),
             "distinct": len(set(self.tried)) / max(len(self.tried), 1),
         }

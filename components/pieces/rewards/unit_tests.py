@@ -19,7 +19,7 @@ from ratchet.components.stages.progress import advance
 from ratchet.components.training import ranks
 from ratchet.components.types import OK, Columns, Context, Group, Prompt
 
-FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+FENCE = re.compile(r"```(?:py(?:thon)?3?)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 STOPS = re.compile(r"\n(?=(?:class |def |#|if |print|@|```))")  # stop sequences of the paper
 
 

@@ -87,11 +87,26 @@ def test_an_episode_is_cut_after_its_last_call_and_is_then_not_solved() -> None:
 
 
 @pytest.mark.parametrize(
-    "meta", [{}, {"state": STATE}, {"state": "a3", "wanted": {}}, {"state": STATE, "wanted": {"x": "1"}}]
+    "meta",
+    [
+        {},
+        {"state": STATE},
+        {"state": "a3", "wanted": {}},
+        {"state": STATE, "wanted": {"x": "1"}},
+        {"state": STATE, "wanted": {"a": "12"}},
+        {"state": STATE, "wanted": {"a": None}},
+    ],
 )
 def test_a_world_that_cannot_be_made_is_an_error_and_no_reward(meta: dict[str, Any]) -> None:
     episode = Episode(lambda: build("environment", {"name": "key_value"}), Prompt("p", (), meta=meta))
     assert episode.error.startswith("environment: DataError: key_value: prompt 'p'") and not episode.score()
+
+
+def test_values_may_be_numbers() -> None:
+    """As JSON data has them."""
+    made = world(Prompt("p", (), meta={"state": {"a": 3, "b": 7}, "wanted": {"a": 7}}))
+    assert shown(made.step("get b")) == "7" and shown(made.step("set a 7")) == "ok"
+    assert made.step("done").reward == 1.0
 
 
 def test_two_episodes_of_a_prompt_do_not_share_their_world() -> None:

@@ -111,6 +111,17 @@ def test_retry_that_always_asks_again_says_nothing_about_the_attempt() -> None:
     assert world.step("1").done and (world.score()["first"], world.score()["last"]) == (1.0, 0.0)
 
 
+def test_the_last_attempt_is_not_right_if_the_episode_was_cut_before_it() -> None:
+    """A turn that is too long is not taken: the first attempt of two is not the last one."""
+    world = retry(attempts=2, always=True)
+    world.begin(PROMPT)
+    world.step("3")
+    assert (world.score()["first"], world.score()["last"], world.score()["solved"]) == (1.0, 0.0, 1.0)
+    ended = retry(attempts=5)
+    ended.begin(PROMPT)
+    assert ended.step("3").done and ended.score()["last"] == 1.0
+
+
 @pytest.mark.parametrize("name", list(catalogue("environment")))
 @pytest.mark.parametrize("actions", [["1"], ["1", "", "2"], ["x", "x", "x"]])
 def test_replaying_the_actions_gives_the_same_results(name: str, actions: list[str]) -> None:

@@ -32,13 +32,15 @@ def test_code_is_extracted_from_every_answer_format() -> None:
         f"Here it is:\n```python\n{ASKED}    return a + b\n```\nIt adds.",  # a whole function in a block
         "First a wrong one ```python\ndef add(a, b): return 0\n``` then\n```py\ndef add(a, b): return a "
         "+ b\n```",
+        f"```Python\n{ASKED}    return a + b\n```",
+        f"```python3\n{ASKED}    return a + b\n```",
         "    return a - b\n",
         "",
         "I cannot.",
         "```python\nraise SystemExit(0)\n```",
         "```python\nimport os\ndef add(a, b): os._exit(0)\n```",
     )
-    assert values == [1.0] * 4 + [0.0] * 5 and set(status) == {"ok"}
+    assert values == [1.0] * 6 + [0.0] * 5 and set(status) == {"ok"}
 
 
 def test_attack_on_the_unit_tests_scores_zero_and_the_process_survives() -> None:
