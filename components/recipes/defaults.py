@@ -17,6 +17,8 @@ from ratchet.components.recipes.splits import PROMPT_SECTIONS
 
 MEASURE_KEYS = ("label",)
 OBJECTIVE_KEYS = ("weight", "reduce", "label", "weight_column", "where")
+SCHEDULED = {"start", "end", "initial"}
+"""Options of schedules that are values of the number in whose place the schedule is."""
 
 
 def with_defaults(recipe: Recipe) -> Recipe:
@@ -160,6 +162,9 @@ def objective_with_defaults(spec: Spec, where: str) -> dict[str, Any]:
     for key, value in full.items():
         if isinstance(value, Mapping) and key not in ("reduce", "label", "weight_column", "where"):
             full[key] = resolve("schedule", value, where=f"{where}.{key}")
+            kind = description.options[key].kind if key in description.options else Finite
+            for end in sorted(SCHEDULED & full[key].keys()):
+                conform(kind, full[key][end], f"{where}.{key}.{end}")
     if not isinstance(full["weight"], Mapping):
         full["weight"] = conform(Finite, full["weight"], f"{where}.weight")
     return full
