@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,8 @@ from ratchet.components.labels.settings import ordinary
 from ratchet.components.labels.weights import label_weights
 from ratchet.components.types import Group, Prompt, Trajectory
 
+log = logging.getLogger("ratchet.labels")
+
 
 def items_of(
     groups: Sequence[Group],
@@ -28,8 +31,9 @@ def items_of(
     policy: str = "",
 ) -> list[Item]:
     """`count` comparisons of two different answers to one prompt (None: one a prompt), in random order: first
-    one of each prompt, then a second of each, and so on. Empty answers are left out. Groups of two, such as a
-    selector made, give at most one comparison each. `policy`: digest of the weights for answers without one.
+    one of each prompt, then a second of each, and so on. Empty answers are left out, and of equal comparisons
+    all but one. Groups of two, such as a selector made, give at most one comparison each. `policy`: digest of
+    the weights for answers without one.
     """
     by_group = []
     for number, group in enumerate(groups):
@@ -39,14 +43,15 @@ def items_of(
         if pairs:
             by_group.append((group, pairs))
     random.Random(f"groups/{seed}/{round}").shuffle(by_group)
-    found: list[Item] = []
+    found: dict[str, Item] = {}
     most = max((len(pairs) for _, pairs in by_group), default=0) if count is not None else 1
     for turn in range(most):
         for group, pairs in by_group:
             if turn < len(pairs) and (count is None or len(found) < count):
                 weights = next((one.weights for one in group.trajectories if one.weights), policy)
-                found.append(_item(group.prompt, pairs[turn], round=round, policy=weights))
-    return found
+                item = _item(group.prompt, pairs[turn], round=round, policy=weights)
+                found.setdefault(item.id, item)
+    return list(found.values())
 
 
 def repeated(items: Sequence[Item], share: float, seed: int = 0) -> list[Item]:
@@ -63,17 +68,33 @@ def repeated(items: Sequence[Item], share: float, seed: int = 0) -> list[Item]:
 
 def planted_items(path: Path, limit: int | None = None) -> list[Item]:
     """Planted comparisons from a file of preference pairs in any layout that a recipe reads (docs/data.md);
-    the chosen answer is the known better one. `DataError` if the file has no pairs.
+    the chosen answer is the known better one. A pair that the file has twice is one comparison; one whose
+    sides are several turns after the prompt is left out, with a warning, since a comparison shows one message
+    a side. `DataError` if nothing is left, or if the file has a pair in both orders.
     """
-    records = [record for record in parse(path).kept if record.rejected][:limit]
-    if not records:
-        raise DataError(f"{path} holds no preference pairs; planted comparisons need a chosen and a rejected")
-    made = []
-    for record in records:
+    records = [record for record in parse(path).kept if record.rejected]
+    single = [one for one in records if len(one.messages) == len(one.rejected) == one.opening + 1]
+    if not single:
+        raise DataError(
+            f"{path} holds no preference pairs of one message a side; planted comparisons need a chosen and "
+            "a rejected answer"
+        )
+    if len(single) < len(records):
+        log.warning(
+            "%s: %d of %d pairs are left out: their sides are several turns after the prompt",
+            path, len(records) - len(single), len(records),
+        )  # fmt: skip
+    found: dict[str, Item] = {}
+    for record in single[:limit]:
         prompt = record.prompt(record.id, (*record.head, *record.messages[: record.opening]), {})
         sides = record.messages[-1]["content"], record.rejected[-1]["content"]
-        made.append(_item(prompt, sides, planted=0))
-    return made
+        item = _item(prompt, sides, planted=0)
+        if found.setdefault(item.id, item).answers != item.answers:
+            raise DataError(
+                f"{path} says of the same two answers both that one is better and that the other is: "
+                f"{sides[0][:80]!r} and {sides[1][:80]!r}; leave one of the rows out"
+            )
+    return list(found.values())
 
 
 def _item(prompt: Prompt, answers: Sequence[str], **more: object) -> Item:

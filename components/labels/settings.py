@@ -46,15 +46,32 @@ class Settings:
 
 
 def make_queue(folder: Path, items: Iterable[Item], settings: Settings | None = None) -> Path:
-    """Write a new queue, or add the items that an existing one does not have (its settings stay)."""
+    """Write a new queue, or add the items that an existing one does not have (its settings stay).
+    `DataError`, before anything is written, if an id is that of another comparison.
+    """
+    repair(folder / ITEMS)
+    known = {item.id: item for item in read_items(folder)} if (folder / ITEMS).exists() else {}
+    new = []
+    for item in items:
+        if item.id not in known:
+            known[item.id] = item
+            new.append(item)
+        elif shown(item) != shown(known[item.id]):
+            raise DataError(
+                f"{folder}: two items with other prompts or answers have the id {item.id!r}; give each "
+                "comparison an id of its own, or use another queue"
+            )
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / SETTINGS).exists():
         text = json.dumps(asdict(settings or Settings()), indent=1, ensure_ascii=False)
         write_atomic(folder / SETTINGS, text + "\n")
-    repair(folder / ITEMS)
-    known = {item.id for item in read_items(folder)} if (folder / ITEMS).exists() else set()
-    append_durably(folder / ITEMS, [item for item in items if item.id not in known])
+    append_durably(folder / ITEMS, new)
     return folder
+
+
+def shown(item: Item) -> tuple[list[tuple[str, str]], list[str]]:
+    """The prompt's messages and the answers of a comparison."""
+    return [(one["role"], one["content"]) for one in item.prompt], list(item.answers)
 
 
 def read_settings(folder: Path) -> Settings:

@@ -60,6 +60,40 @@ def test_planted_items_are_read_from_preference_pairs(tmp_path: Path) -> None:
         planted_items(file)
 
 
+def test_equal_comparisons_are_one_item(tmp_path: Path) -> None:
+    pairs = [group("p", *pair) for pair in (("yes", "no"), ("no", "yes"), ("yes", "no"), ("yes", "so"))]
+    items = items_of(pairs, 2)
+    assert len({item.id for item in items}) == 2 == len(items), "two comparisons although one is there thrice"
+    file = tmp_path / "known.jsonl"
+    row = {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}
+    file.write_text(f"{json.dumps(row)}\n{json.dumps(row)}\n")
+    assert len(planted_items(file)) == 1
+    file.write_text(f"{json.dumps(row)}\n{json.dumps({**row, 'chosen': '5', 'rejected': '4'})}\n")
+    with pytest.raises(DataError, match="'5' and '4'"):
+        planted_items(file)
+
+
+def test_planted_pairs_of_several_turns_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def turns(*texts: str) -> list[dict[str, str]]:
+        return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+
+    several = {
+        "chosen": turns("Book a table", "How many?", "Four", "Done."),
+        "rejected": turns("Book a table", "Where?", "Luigi's", "It is full."),
+    }
+    shared = {"chosen": turns("hi", "yes?", "2 + 2?", "4"), "rejected": turns("hi", "yes?", "2 + 2?", "5")}
+    file = tmp_path / "known.jsonl"
+    file.write_text(f"{json.dumps(several)}\n{json.dumps(shared)}\n")
+    (item,) = planted_items(file)
+    assert list(item.prompt) == shared["chosen"][:3] and list(item.answers) == ["4", "5"]
+    assert "1 of 2 pairs" in caplog.text
+    file.write_text(json.dumps(several) + "\n")
+    with pytest.raises(DataError, match="one message a side"):
+        planted_items(file)
+
+
 def test_pairs_have_the_chosen_answer_first_and_the_annotator() -> None:
     groups, counts = pairs_of(
         [ITEM, Item("k", ITEM.prompt, ["x", "y"], planted=1)],

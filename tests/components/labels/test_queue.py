@@ -20,7 +20,7 @@ import pytest
 from ratchet.components.errors import BusyError, DataError
 from ratchet.components.labels import labels as records
 from ratchet.components.labels.forget import forget
-from ratchet.components.labels.labels import Item, Label, read_history, read_labels
+from ratchet.components.labels.labels import Item, Label, read_history, read_items, read_labels
 from ratchet.components.labels.quality import random_annotators
 from ratchet.components.labels.queue import Queue, Taken
 from ratchet.components.labels.settings import Settings, make_queue
@@ -49,6 +49,17 @@ def queue_of(tmp_path: Path) -> Callable[..., Queue]:
         return Queue(tmp_path, **({"clock": clock} if clock else {}))
 
     return make
+
+
+def test_an_id_names_one_comparison(tmp_path: Path) -> None:
+    make_queue(tmp_path / "q", [item(0), item(0)])
+    make_queue(tmp_path / "q", [item(0), item(1), item(1)])
+    assert [one.id for one in read_items(tmp_path / "q")] == ["i0", "i1"]
+    other = replace(item(0), answers=["two", "one"])
+    for folder, items in ((tmp_path / "q", [item(2), other]), (tmp_path / "new", [item(0), other])):
+        with pytest.raises(DataError, match="'i0'"):
+            make_queue(folder, items)
+    assert len(read_items(tmp_path / "q")) == 2 and not (tmp_path / "new").exists()
 
 
 def judged(queue: Queue, annotator: str, choice: int = 0) -> Label:
