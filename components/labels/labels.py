@@ -98,6 +98,21 @@ class Label:
             raise DataError(f"{where}: choice is {self.choice!r}, expected one of {list(self.order)}")
 
 
+def item_of(label: Label, items: Mapping[str, Item]) -> Item:
+    """The item that a label judges, by its id. `DataError` if there is none, or if the label's order or
+    aspects are not of its answers.
+    """
+    where = f"label of {label.annotator} on item {label.item!r}"
+    item = items.get(label.item)
+    if item is None:
+        raise DataError(f"{where}: there is no such item; pass the items of the same queue")
+    if len(label.order) != len(item.answers):
+        raise DataError(f"{where}: order is {list(label.order)} for {len(item.answers)} answers")
+    if any(index not in range(-1, len(item.answers)) for index in label.aspects.values()):
+        raise DataError(f"{where}: aspects are {dict(label.aspects)} for {len(item.answers)} answers")
+    return item
+
+
 @dataclass(frozen=True)
 class Retraction:
     """The retraction of an annotator's label of an item, stored as `{"retracts": item, ...}`."""

@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from ratchet.components.errors import DataError
 from ratchet.components.evaluation.bootstrap import Interval, wilson
 from ratchet.components.labels.agreement import alpha_interval, category_counts
 from ratchet.components.labels.choice_model import conditional_logit
 from ratchet.components.labels.dawid_skene import Fit, collect, fit, unit_posterior
-from ratchet.components.labels.labels import Item, Label
+from ratchet.components.labels.labels import Item, Label, item_of
 
 GOOD_ERROR = 0.15
 """Error rate of the annotators from which `chance_test` tells a random one."""
@@ -37,17 +36,7 @@ class Labels:
     def __init__(self, items: Sequence[Item], labels: Sequence[Label], *, seed: int = 0) -> None:
         self.items = {item.id: item for item in items}
         for label in labels:
-            item = self.items.get(label.item)
-            if item is None:
-                raise DataError(
-                    f"label of {label.annotator} on item {label.item!r}: there is no such item; "
-                    "pass the items of the same queue"
-                )
-            if max(label.order, default=-1) >= len(item.answers):
-                raise DataError(
-                    f"label of {label.annotator} on item {label.item!r}: order {list(label.order)} has an "
-                    f"index that is not among its {len(item.answers)} answers"
-                )
+            item_of(label, self.items)
         self.labels = sorted(labels, key=lambda label: label.time)
         self.annotators = sorted({label.annotator for label in labels})
         self.choices: dict[str, dict[str, list[int]]] = {name: defaultdict(list) for name in self.annotators}

@@ -27,6 +27,7 @@ from ratchet.components.labels.labels import (
     Label,
     Retraction,
     append_durably,
+    item_of,
     read_history,
     read_items,
     repair,
@@ -150,11 +151,7 @@ class Queue:
         went to another annotator after the lease had ended.
         """
         with self._mutex:
-            item = self._item(label.item)
-            if len(label.order) != len(item.answers):
-                raise DataError(
-                    f"label on item {item.id}: order is {label.order!r} for {len(item.answers)} answers"
-                )
+            item = item_of(label, self._items)
             if (known := self._labels.get((item.id, label.annotator))) is not None:
                 return known
             if not self._open_to(item, label.annotator):

@@ -39,14 +39,18 @@ def write_labels(folder: Path, file: Path, layout: str) -> None:
 
 def take_labels(folder: Path, file: Path) -> None:
     """Add the items and labels of `file`, of any layout, to a queue folder, which is made if there is none.
-    Items and labels that the queue has stay as they are.
+    Items and labels that the queue has stay as they are. `DataError`, before anything is written, if a label
+    does not fit its item, or an item's id is that of another comparison in the queue.
     """
     from ratchet.components.labels.exchange import import_labels
-    from ratchet.components.labels.labels import LABELS, append_durably, read_labels
+    from ratchet.components.labels.labels import LABELS, append_durably, item_of, read_labels
     from ratchet.components.labels.queue import Queue
     from ratchet.components.labels.settings import make_queue
 
     items, labels = import_labels(file)
+    known_items = {item.id: item for item in items}
+    for label in labels:
+        item_of(label, known_items)
     make_queue(folder, items)
     with Queue(folder):  # no server writes meanwhile
         known = {(label.item, label.annotator) for label in read_labels(folder)}

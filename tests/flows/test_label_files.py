@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ratchet.components.errors import RecipeError
+from ratchet.components.errors import DataError, RecipeError
 from ratchet.components.labels.labels import LABELS, append_durably, read_items, read_labels
 from ratchet.components.labels.settings import make_queue
 from ratchet.components.labels.simulate import Annotator, simulate
@@ -54,6 +54,29 @@ def test_exported_labels_are_imported_into_a_queue_once(
     assert "0 labels added, 120 were there" in label(other, "--import", tmp_path / name)
     assert read_items(other) == read_items(queue)
     assert sorted(read_labels(other), key=str) == sorted(read_labels(queue), key=str)
+
+
+@pytest.mark.parametrize("wrong", [{"choice": 2, "order": [0, 1, 2]}, {"aspects": {"kind": 2}}])
+def test_labels_that_do_not_fit_their_item_are_not_imported(wrong: dict, tmp_path: Path) -> None:
+    row = {"item": "a", "prompt": [], "answers": ["x", "y"], "annotator": "ann", "choice": 1}
+    row |= {"verdict": "choice", "order": [0, 1], "seconds": 1.0} | wrong
+    (tmp_path / "l.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(DataError, match="item 'a'"):
+        label(tmp_path / "q", "--import", tmp_path / "l.jsonl")
+    assert not (tmp_path / "q").exists()
+
+
+def test_labels_of_another_comparison_with_the_id_of_an_item_are_not_imported(
+    queue: Path, tmp_path: Path
+) -> None:
+    label(queue, "--export", tmp_path / "l.jsonl", "--layout", "jsonl")
+    file = tmp_path / "l.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    swapped = [row | {"answers": row["answers"][::-1], "annotator": "dan"} for row in rows]
+    file.write_text("".join(json.dumps(row) + "\n" for row in swapped))
+    with pytest.raises(DataError, match="another queue"):
+        label(queue, "--import", file)
+    assert {one.annotator for one in read_labels(queue)} == {"ann", "ben", "cleo"}
 
 
 def test_an_unknown_layout_is_refused(queue: Path, tmp_path: Path) -> None:
