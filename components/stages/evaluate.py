@@ -101,7 +101,7 @@ def evaluate(job: Job) -> dict[str, Any]:
 
 
 Human = Mapping[str, tuple[list[list[float]], list[list[bool]]]]
-"""Arm -> log-probs and masks of the human replies."""
+"""Arm -> log-probs and masks of the human replies; without the arms whose split has no replies."""
 
 
 def score(
@@ -122,8 +122,8 @@ def score(
     for arm, groups in answers.items():
         path = job.path(options["arms"][arm]["model"])
         numbers[arm] = describe_answers(groups, encoder)
-        if options["perplexity_rows"]:
-            replies = held_out[splits[arm]][: options["perplexity_rows"]]
+        replies = held_out[splits[arm]][: options["perplexity_rows"]]
+        if any(group.trajectories for group in replies):
             human[arm] = human_logprobs(engine.of(path), replies)
             numbers[arm]["perplexity"] = perplexity(*human[arm])
         own = Lazily(policy=lambda path=path: engine.of(path), base=lambda: base.of(job.path("base")))
@@ -158,13 +158,14 @@ def compare(
     for arm, others in scored.contrasts.items():
         for other in others:
             contrast(results, scored, arm, other, certified)
-    final, with_initial = scored.final, "initial" in scored.contrasts[scored.final]
-    if with_initial and same_tokens(job, final, "initial"):
+    final = scored.final
+    comparable = "initial" in scored.contrasts[final] and same_tokens(job, final, "initial")
+    if comparable:
         engine = OneEngine(scoring_profile(options["profile"]))
         reference = engine.of(job.path(options["arms"]["initial"]["model"]))
         metrics["kl_to_sft"] = kl_to(reference, scored.answers[final])
     summarise(results, scored)
-    if with_initial and human:
+    if comparable and final in human:
         logprobs, masks = human[final]
         ratio = perplexity_ratio(logprobs, human["initial"][0], masks)
         metrics |= {f"perplexity_ratio.{end}": v for end, v in ratio.items()}

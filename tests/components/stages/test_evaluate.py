@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from ratchet.components.evaluation.scoring import settled
+from ratchet.components.stages import evaluate
 from ratchet.tasks.pipeline import Pipeline
 
 
@@ -61,3 +66,45 @@ def test_metric_without_values_is_omitted_and_counted(tiny_home: Path) -> None:
     )
     metrics = json.loads((artifact.path / "results.json").read_text())["metrics"]
     assert "final.reward.length" in metrics and not [name for name in metrics if "instructions" in name]
+
+
+def test_prompts_without_replies_have_no_perplexity(tmp_path: Path) -> None:
+    rows = [{"prompt": f"What is {i} + {i}?", "answer": f"{2 * i}"} for i in range(8)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "evaluated.yaml").write_text(
+        "schema: 1\nabout: An evaluation alone.\n"
+        "models: {policy: {source: 'generate:tiny?seed=0&hidden=64&layers=2', format: tiny}}\n"
+        f"data: {{source: 'path:{tmp_path}/prompts.jsonl', splits: {{evaluate: 1.0}}, near_threshold: null, "
+        "max_dropped: null}\n"
+        "evaluate: {max_tokens: 4, metrics: [rewards.exact_answer]}\n"
+    )
+    pipeline = Pipeline.open(tmp_path / "evaluated.yaml", home=tmp_path / "home", profile="test")
+    for name in pipeline.stages:
+        artifact = pipeline.make(name)
+    results = json.loads((artifact.path / "results.json").read_text())
+    assert pipeline.stages[name].options["perplexity_rows"] > 0
+    assert not [key for arm in results["arms"].values() for key in arm if "perplexity" in key]
+
+
+@pytest.mark.parametrize(("vocabulary", "compared"), [("a", True), ("b", False)])
+def test_perplexities_are_compared_only_on_the_same_tokens(
+    vocabulary: str, compared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("contrast", "summarise", "describe_quality", "kl_to", "OneEngine"):
+        monkeypatch.setattr(evaluate, name, lambda *_, **__: SimpleNamespace(of=lambda path: None))
+
+    def answers(vocabulary: str) -> SimpleNamespace:
+        return SimpleNamespace(meta={"contract": {"vocabulary": vocabulary, "template": "t"}})
+
+    job: Any = SimpleNamespace(
+        options={"profile": {}, "arms": {"initial": {"model": "initial"}}, "by": [], "reports": []},
+        inputs={"answers_policy": answers(vocabulary), "answers_initial": answers("a")},
+        path=lambda name: name,
+    )
+    scored: Any = SimpleNamespace(
+        contrasts={"policy": ["initial"]}, final="policy", own=False, answers={"policy": []}
+    )
+    human = {arm: ([[-1.0, -2.0]], [[True, True]]) for arm in ("policy", "initial")}
+    results: dict[str, Any] = {"metrics": {}}
+    evaluate.compare(job, results, scored, human, [])
+    assert ("perplexity_ratio.mean" in results["metrics"]) == compared
