@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -108,22 +109,24 @@ def label(
     from ratchet.components.labels.settings import Settings
     from ratchet.tasks.labels.fill import fill
     from ratchet.tasks.labels.server import is_loopback
-    from ratchet.tasks.labels.tokens import digests, issue
+    from ratchet.tasks.labels.tokens import FILE, checked, digests, uses_tokens
     from ratchet.tasks.tracking.outcome import find_run
 
-    names = _names(annotators)
-    if not is_loopback(host) and not names and not digests(folder):
-        raise RecipeError(
-            f"--host {host} is reached from other machines: name the annotators who get a personal link, "
-            "such as --annotators ann,ben"
+    names = tuple(map(checked, _names(annotators)))
+    if (not is_loopback(host) or uses_tokens(folder)) and not names and not digests(folder):
+        why = (
+            f"{folder / FILE} has no annotator any more; delete it for a page without personal links, or"
+            if is_loopback(host)
+            else f"--host {host} is reached from other machines:"
         )
+        raise RecipeError(f"{why} name the annotators who get a personal link, such as --annotators ann,ben")
     if not (folder / "items.jsonl").exists():
         text = guidelines.read_text().strip() if guidelines else ""
         settings = Settings(overlap=overlap, aspects=_names(aspects), seed=seed, guidelines=text)
         run = find_run(source, home)
         pairs = {"labels": labels, "common": common, "select": select, "repeats": repeats, "planted": planted}
         typer.echo(fill(folder, run, settings, stage=stage, seed=seed, **pairs))
-    _serve(folder, host, port, issue(folder, names))
+    _serve(folder, host, port, names)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -158,13 +161,16 @@ def _waiting(run: Path) -> Path | None:
     return next((folder for folder in folders if (folder / "items.jsonl").exists()), None)
 
 
-def _serve(folder: Path, host: str, port: int, tokens: dict[str, str]) -> None:
-    """Serve the page until Ctrl-C, or until the run that asked has closed the queue."""
+def _serve(folder: Path, host: str, port: int, names: Sequence[str]) -> None:
+    """Serve the page until Ctrl-C, or until the run that asked has closed the queue. The named annotators get
+    new links, which replace their old ones, once the page is served.
+    """
     from ratchet.components.labels.queue import Queue
-    from ratchet.tasks.labels.server import is_loopback, links, make_app, serving
+    from ratchet.tasks.labels.server import links, make_app, serving
+    from ratchet.tasks.labels.tokens import issue
 
-    with Queue(folder) as queue, serving(make_app(queue, local=is_loopback(host)), host, port) as base:
-        progress = queue.progress()
+    with Queue(folder) as queue, serving(make_app(queue, host=host), host, port) as base:
+        tokens, progress = issue(folder, names), queue.progress()
         typer.echo(f"queue      {folder}: {progress.judged} of {progress.wanted} labels")
         for name, link in links(base, tokens).items():
             typer.echo(f"{name:<10} {link}")

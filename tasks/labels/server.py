@@ -6,9 +6,9 @@
     POST /api/undo    retract the judgement of an item; replies with the view of that item
     POST /api/lease   keep the item reserved while it is on the screen
 
-An annotator is named by a bearer token or, if the queue has no tokens, by the header `X-Annotator`. A website
-of another origin can send neither. Answers are sent in the annotator's order only, so the page knows of no
-other. TLS is a proxy's task, as for the team server.
+An annotator is named by a bearer token or, if the queue uses none and the server is reached from this machine
+only, by the header `X-Annotator`. A website of another origin can send neither. Answers are sent in the
+annotator's order only, so the page knows of no other. TLS is a proxy's task, as for the team server.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ratchet.components.errors import DataError, RatchetError, ServiceError
 from ratchet.components.labels.labels import Label
 from ratchet.components.labels.queue import Queue, Taken
-from ratchet.tasks.labels.tokens import NAME, digests, holder
+from ratchet.tasks.labels.tokens import NAME, digests, holder, uses_tokens
 
 PAGE = Path(__file__).with_name("page.html")
 MOST_BYTES = 32_768
@@ -73,14 +73,15 @@ def annotator(
     x_annotator: Annotated[str, Header()] = "",
 ) -> str:
     """Pseudonym of a request's annotator; status 401 without a valid token (without tokens: pseudonym)."""
-    known: Mapping[str, str] = request.app.state.known
+    folder: Path = request.app.state.folder
     scheme, _, token = authorization.partition(" ")
-    if known:
-        name = holder(token.strip(), known) if scheme.lower() == "bearer" else None
+    needed = not request.app.state.local or uses_tokens(folder)
+    if needed:
+        name = holder(token.strip(), digests(folder)) if scheme.lower() == "bearer" else None
     else:
         name = x_annotator if NAME.fullmatch(x_annotator) else None
     if name is None:
-        why = "this token is not known" if known else "a pseudonym is needed: letters, digits, dots, dashes"
+        why = "this token is not known" if needed else "a pseudonym is needed: letters, digits, dots, dashes"
         raise HTTPException(401, why, {"WWW-Authenticate": "Bearer"})
     return name
 
@@ -88,15 +89,16 @@ def annotator(
 Annotator = Annotated[str, Depends(annotator)]
 
 
-def make_app(queue: Queue, *, local: bool = True) -> FastAPI:
-    """The application. `local`: answer requests to a loopback address only, so that a website cannot reach it
-    by a host name of its own (DNS rebinding).
+def make_app(queue: Queue, *, host: str = "127.0.0.1") -> FastAPI:
+    """The application. `host`: the address to listen on. If it is a loopback address, only requests to
+    loopback addresses are answered, so that a website cannot reach it by a host name of its own (DNS
+    rebinding).
     """
     app = FastAPI(title="Ratchet labels", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.known = digests(queue.folder)
+    app.state.folder, app.state.local = queue.folder, is_loopback(host)
     app.add_middleware(Guard)
-    if local:
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK, "[::1]"])
+    if app.state.local:
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK, "[::1]", host])
 
     @app.get("/", response_class=HTMLResponse)
     def page() -> HTMLResponse:

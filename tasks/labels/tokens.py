@@ -1,4 +1,6 @@
-"""Tokens of annotators: one random token a pseudonym, of which a queue folder stores the SHA-256 only."""
+"""Tokens of annotators: one random token a pseudonym, of which a queue folder stores the SHA-256 only. A
+queue that has the file uses tokens, also after the last one was revoked.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +30,11 @@ def checked(name: str) -> str:
     return name
 
 
+def uses_tokens(folder: Path) -> bool:
+    """Whether annotators of the queue need a token."""
+    return (folder / FILE).exists()
+
+
 def digests(folder: Path) -> dict[str, str]:
     """Pseudonym → SHA-256 of the token; empty if the queue has no annotators with tokens."""
     file = folder / FILE
@@ -37,8 +44,9 @@ def digests(folder: Path) -> dict[str, str]:
 def issue(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """New tokens, pseudonym → token, which cannot be read again; a new one of a name replaces the old."""
     made = {checked(name): secrets.token_urlsafe(24) for name in names}
-    known = digests(folder) | {name: _digest(token) for name, token in made.items()}
-    write_atomic(folder / FILE, json.dumps(known, indent=1) + "\n")
+    if made:
+        known = digests(folder) | {name: _digest(token) for name, token in made.items()}
+        write_atomic(folder / FILE, json.dumps(known, indent=1) + "\n")
     return made
 
 

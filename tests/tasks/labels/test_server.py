@@ -5,19 +5,22 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from typer.testing import CliRunner
 
-from ratchet.components.errors import RecipeError
+from ratchet.components.errors import BusyError, RecipeError, ServiceError
 from ratchet.components.labels.labels import Item, read_labels
 from ratchet.components.labels.queue import Queue
 from ratchet.components.labels.settings import Settings, make_queue
+from ratchet.flows.cli import app
 from ratchet.tasks.labels.server import MOST_BYTES, make_app, serving
-from ratchet.tasks.labels.tokens import digests, issue, revoke
+from ratchet.tasks.labels.tokens import digests, holder, issue, revoke, uses_tokens
 
 BAD = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 ANN = {"X-Annotator": "ann"}
@@ -133,7 +136,7 @@ def test_with_tokens_only_a_right_token_is_served(folder: Path) -> None:
     tokens = issue(folder, ["ann", "ben"])
     assert tokens["ann"] not in (folder / "annotators.json").read_text()
     with Queue(folder) as queue:
-        client = TestClient(make_app(queue, local=False))
+        client = TestClient(make_app(queue, host="0.0.0.0"))
         assert client.get("/").status_code == 200
         for headers in (
             {}, ANN, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer "},
@@ -157,11 +160,48 @@ def test_a_new_token_replaces_the_old_one_and_revoke_deletes_it(folder: Path) ->
         issue(folder, ["a b"])
 
 
+def test_a_queue_whose_last_token_was_revoked_admits_nobody_without_one(folder: Path) -> None:
+    issue(folder, ["ann"])
+    revoke(folder, "ann")
+    with Queue(folder) as queue:
+        assert TestClient(make_app(queue), base_url="http://localhost").get(
+            "/api/next", headers=ANN
+        ).status_code == 401  # fmt: skip
+    done = CliRunner().invoke(app, ["label", str(folder), "--port", "0"])
+    assert isinstance(done.exception, RecipeError) and "--annotators" in str(done.exception)
+
+
+def test_without_names_a_queue_uses_no_tokens(folder: Path) -> None:
+    assert issue(folder, []) == {} and not uses_tokens(folder)
+
+
+def test_other_machines_need_a_token_in_any_case(folder: Path) -> None:
+    with Queue(folder) as queue:
+        assert TestClient(make_app(queue, host="0.0.0.0")).get("/api/next", headers=ANN).status_code == 401
+
+
+def test_a_command_that_cannot_serve_leaves_the_links_as_they_are(folder: Path) -> None:
+    token = issue(folder, ["ann"])["ann"]
+    again = ["label", str(folder), "--annotators", "ann", "--port"]
+    with Queue(folder):
+        assert isinstance(CliRunner().invoke(app, [*again, "0"]).exception, BusyError)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert isinstance(CliRunner().invoke(app, [*again, port]).exception, ServiceError)
+    assert holder(token, digests(folder)) == "ann"
+
+
+def test_another_loopback_address_is_served(folder: Path) -> None:
+    with Queue(folder) as queue:
+        client = TestClient(make_app(queue, host="127.0.0.2"), base_url="http://127.0.0.2:8765")
+        assert client.get("/").status_code == 200
+
+
 def test_another_host_name_is_refused_on_loopback(folder: Path) -> None:
     with Queue(folder) as queue:
-        app = make_app(queue)
-        assert TestClient(app, base_url="http://evil.example").get("/").status_code == 400
-        assert TestClient(app, base_url="http://[::1]:8765").get("/").status_code == 200
+        server = make_app(queue)
+        assert TestClient(server, base_url="http://evil.example").get("/").status_code == 400
+        assert TestClient(server, base_url="http://[::1]:8765").get("/").status_code == 200
 
 
 def test_the_page_runs_only_its_own_script_and_escapes_by_construction(client: TestClient) -> None:
