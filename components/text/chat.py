@@ -155,8 +155,8 @@ def encode_group(
     tokenizer: Any, group: Group, max_tokens: int
 ) -> tuple[Group | None, Literal["kept", "cut", "dropped"]]:
     """Tokenise a group, and report the outcome. A trajectory over `max_tokens` is truncated after its last
-    assistant message that fits; if none fits, the whole group is dropped (None), since its columns would no
-    longer apply.
+    assistant message that fits, if it is the only one of its group. Otherwise, or if none fits, the whole
+    group is dropped (None): its columns would no longer apply, nor would the sides of a pair compare.
     """
     outcome: Literal["kept", "cut"] = "kept"
     done = []
@@ -170,7 +170,8 @@ def encode_group(
         pieces = rendered_pieces(tokenizer, [*shown, *trajectory.messages], group.prompt.id)
         whole = _join(tokenizer, group.prompt, trajectory, pieces)
         if len(whole.mask) > max_tokens:
-            whole = _cut(tokenizer, group.prompt, trajectory, pieces, max_tokens)
+            alone = len(group.trajectories) == 1
+            whole = _cut(tokenizer, group.prompt, trajectory, pieces, max_tokens) if alone else None
             if whole is None:
                 return None, "dropped"
             outcome = "cut"

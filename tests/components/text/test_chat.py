@@ -68,6 +68,17 @@ def test_truncation_ends_after_a_whole_answer_or_drops_the_row(tokenizer) -> Non
     assert encode_group(tokenizer, group, 5) == (None, "dropped")
 
 
+def test_a_pair_with_a_side_over_the_limit_is_dropped_not_cut(tokenizer) -> None:
+    short, long = (
+        Trajectory(({"role": "assistant", "content": "fine"}, *say("good", text)))
+        for text in ("no", "yes " * 50)
+    )
+    group = Group(PROMPT, (short, long), {"margin": [1.0, 1.0]})
+    most = len(encode(tokenizer, PROMPT, long).mask)
+    assert encode_group(tokenizer, group, most)[1] == "kept"
+    assert encode_group(tokenizer, group, most - 1) == (None, "dropped")
+
+
 def test_empty_loss_mask_error_shows_the_sample(tokenizer) -> None:
     with pytest.raises(ContractError, match=r"roles(?s:.*)how are you"):
         encode(tokenizer, PROMPT, Trajectory(say("only the user speaks")))
