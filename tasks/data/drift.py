@@ -77,8 +77,12 @@ def psi_limit(bins: int, n: int, m: int, chance: float) -> float:
 
 
 def numeric_psi(before: Sequence[float], now: Sequence[float]) -> tuple[float, int]:
-    """(PSI, number of bins) of two samples, over the deciles of the first. Equal values share a bin."""
-    edges = np.unique(np.sort(before)[[len(before) * i // BINS for i in range(1, BINS)]])
+    """(PSI, number of bins) of two samples, over the deciles of the first. Equal values share a bin; a value
+    that is several deciles has a bin of its own, so that what is above it is told from it.
+    """
+    deciles = np.sort(np.asarray(before, float))[[len(before) * i // BINS for i in range(1, BINS)]]
+    repeated = deciles[1:][deciles[1:] == deciles[:-1]]
+    edges = np.unique([*deciles, *np.nextafter(repeated, math.inf)])
     bins = len(edges) + 1
     old, new = (
         np.bincount(np.searchsorted(edges, values, side="right"), minlength=bins) for values in (before, now)

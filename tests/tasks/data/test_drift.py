@@ -57,21 +57,43 @@ def test_stability_index_by_hand() -> None:
 
 
 def test_a_value_between_two_bin_edges_counts_with_the_lower_edge() -> None:
-    """Edges 1 and 2: bins below 1, from 1, from 2. Before (0, 3, 7), now (0, 10, 0), half a record added to
-    each, of 11.5: 7/11.5 ln(10.5/3.5) - 7/11.5 ln(0.5/7.5).
+    """Ten values that differ: the edges are 2 to 10. Before one in each bin, now ten in that from 2, half a
+    record added to each, of 15: 9/15 ln(10.5/1.5) + 9 * 1/15 ln(1.5/0.5).
+    """
+    size, bins = numeric_psi(range(1, 11), [2.5] * 10)
+    assert bins == 10 and size == pytest.approx(0.6 * (math.log(7) + math.log(3)))
+
+
+def test_a_value_of_several_deciles_has_a_bin_of_its_own() -> None:
+    """Deciles 1, 1, 2, 2, ...: bins below 1, 1, between, 2, above 2. Before (0, 3, 0, 7, 0), now
+    (0, 0, 10, 0, 0), half a record added to each, of 12.5.
     """
     size, bins = numeric_psi([1.0] * 3 + [2.0] * 7, [1.5] * 10)
-    assert bins == 3 and size == pytest.approx(7 / 11.5 * (math.log(3) + math.log(15)))
+    by_hand = (3 * math.log(7) + 10 * math.log(21) + 7 * math.log(15)) / 12.5
+    assert bins == 5 and size == pytest.approx(by_hand)
 
 
-def test_drift_index_has_its_nominal_false_positive_rate() -> None:
-    """2,000 pairs of samples of one distribution: over the limit for 5 % in about 5 %."""
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [([2] * 100, [8] * 100), ([2] * 95 + [4] * 5, [40] * 100), ([8] * 100, [2] * 100)],
+)
+def test_drift_away_from_a_constant_is_seen_in_both_directions(before: list[int], now: list[int]) -> None:
+    size, bins = numeric_psi(before, now)
+    assert size > psi_limit(bins, len(before), len(now), 0.01)
+
+
+@pytest.mark.parametrize("kinds", [2, 5, 10**9])
+def test_drift_index_has_its_nominal_false_positive_rate(kinds: int) -> None:
+    """2,000 pairs of samples of one distribution: over the limit for 5 % in about 5 %, or fewer where values
+    repeat.
+    """
     draw = random.Random(0)
     over = 0
     for _ in range(2000):
-        size, bins = numeric_psi([draw.random() for _ in range(60)], [draw.random() for _ in range(50)])
+        before, now = ([draw.randrange(kinds) for _ in range(count)] for count in (60, 50))
+        size, bins = numeric_psi(before, now)
         over += size > psi_limit(bins, 60, 50, 0.05)
-    assert 0.02 < over / 2000 < 0.08
+    assert (0.02 if kinds > 100 else 0) <= over / 2000 < 0.08
     assert psi_limit(10, 100_000, 100_000, 0.05) == 0.2 and psi_limit(1, 10, 10, 0.05) == math.inf
 
 
