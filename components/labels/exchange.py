@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -75,13 +76,14 @@ def import_labels(path: Path, layout: Layout | None = None, names: Names = Names
         if argilla.is_flat(found):
             return argilla.decode(found, str(path), names)
         return rows.decode([_mapped(row) for row in found], str(path))
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = path.read_text(encoding="utf-8-sig", errors="replace")
     if kind == "jsonl":
         return rows.decode(
             [_json(line, f"{path}, line {n}") for n, line in enumerate(text.split("\n"), 1) if line.strip()],
             str(path),
         )
     if path.suffix == ".csv":
+        csv.field_size_limit(sys.maxsize)
         content = list(csv.DictReader(io.StringIO(text, newline="")))
     else:
         content = _json(text, str(path))

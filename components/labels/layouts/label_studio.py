@@ -4,7 +4,8 @@
 `lead_time` (seconds), `created_at`, `was_cancelled` (skipped) and `result`, a list of which these are read: a
 `pairwise` with `selected` left or right (the first or second answer), `choices` "tie" or "both_bad", and a
 `textarea` (reason). Of several pairwise results the one called "preference", or else the first, is the
-choice, and the others are aspects. The other two exports are rows, one an annotation, with the task's data
+choice, and the others are aspects. `choices` called "verdict" go before that choice, others count without
+one only. The other two exports are rows, one an annotation, with the task's data
 and the results by their names, without skipped annotations; there, a text is the reason if its name is
 "reason".
 
@@ -33,7 +34,7 @@ from ratchet.components.labels.layouts.common import (
     records,
 )
 
-SIDES, OWN, QUESTION = ("left", "right"), "ratchet", "preference"
+SIDES, OWN, QUESTION, VERDICT = ("left", "right"), "ratchet", "preference", "verdict"
 TIES = {"tie": "tie", "equal": "tie", "both_bad": "both_bad", "both bad": "both_bad"}
 HINT = 'Export as "JSON", "JSON_MIN" or "CSV"'
 REASON = "reason"
@@ -125,8 +126,10 @@ def _tasks(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _value(name: str, cell: Any) -> Any:
-    """The value of a cell: in a CSV file messages, texts, pairwise results and our own data are JSON."""
-    if not isinstance(cell, str) or cell[:1] not in ("[", "{"):
+    """The value of a cell: in a CSV file messages, texts, pairwise results and our own data are JSON. An
+    answer is a text, whatever it looks like.
+    """
+    if not isinstance(cell, str) or cell[:1] not in ("[", "{") or ANSWER.fullmatch(name):
         return cell
     try:
         value = json.loads(cell)
@@ -134,7 +137,8 @@ def _value(name: str, cell: Any) -> Any:
         return cell
     first = value[0] if isinstance(value, list) and value else value
     keys = set(first) if isinstance(first, Mapping) else set()
-    return value if keys & {"role", "selected"} or keys == {"text"} or name == OWN else cell
+    known = "role" in keys if name in PROMPTS else keys & {"role", "selected"} or keys == {"text"}
+    return value if known or name == OWN else cell
 
 
 def _part(name: str, value: Any) -> dict[str, Any] | None:
@@ -160,7 +164,7 @@ def _result(label: Label) -> list[dict[str, Any]]:
     if label.choice is not None:
         made.append(part(QUESTION, "pairwise", {"selected": SIDES[label.choice]}))
     elif label.verdict != "skip":
-        made.append(part("verdict", "choices", {"choices": [label.verdict]}))
+        made.append(part(VERDICT, "choices", {"choices": [label.verdict]}))
     if label.reason or not made:
         made.append(part(REASON, "textarea", {"text": [label.reason] if label.reason else []}))
     own = {name: getattr(label, name) for name in ("annotator", "time")}
@@ -181,17 +185,21 @@ def _label(annotation: Mapping[str, Any], item: str, names: Names, at: str) -> L
     }
     question = names.question or (QUESTION if QUESTION in picked else next(iter(picked), None))
     choice = picked.pop(str(question), None)
-    verdict = "skip" if annotation.get("was_cancelled") else "choice" if choice is not None else None
-    reason = ""
+    reason, ticked = "", dict[str, str]()
     for part in parts:
         kind, value = part.get("type"), part.get("value") or {}
         if kind == "choices":
-            verdict = next(
-                (TIES[one.lower()] for one in value.get("choices", ()) if one.lower() in TIES), verdict
-            )
+            name, said = str(part.get("from_name")), [one.lower() for one in value.get("choices", ())]
+            ticked.update((name, TIES[one]) for one in said if one in TIES)
         elif kind == "textarea":
             text = value.get("text") or ()
             reason = text if isinstance(text, str) else "\n".join(text)
+    if annotation.get("was_cancelled"):
+        verdict = "skip"
+    elif VERDICT in ticked or choice is None:
+        verdict = ticked.get(VERDICT) or next(iter(ticked.values()), None)
+    else:
+        verdict = "choice"
     if verdict is None:
         raise DataError(
             f"{at}: the annotation of {pseudonym(person)} has no pairwise result (left or right) and no "

@@ -203,6 +203,52 @@ def test_label_studio_pairwise_results_besides_the_question_are_aspects(tmp_path
     assert (label.choice, label.aspects) == (0, {"preference": 1})
 
 
+def pairwise(side: str) -> dict:
+    return {"from_name": "preference", "type": "pairwise", "value": {"selected": side}}
+
+
+def ticked(name: str, choice: str) -> dict:
+    return {"from_name": name, "type": "choices", "value": {"choices": [choice]}}
+
+
+@pytest.mark.parametrize(
+    ("made", "verdict", "choice"),
+    [
+        ({"result": [pairwise("left"), ticked("length", "equal")]}, "choice", 0),
+        ({"result": [pairwise("left"), ticked("verdict", "tie")]}, "tie", None),
+        ({"result": [ticked("same", "Tie")]}, "tie", None),
+        ({"result": [ticked("length", "equal"), ticked("verdict", "both_bad")]}, "both_bad", None),
+        ({"result": [ticked("verdict", "tie")], "was_cancelled": True}, "skip", None),
+        ({"result": [pairwise("left")], "was_cancelled": True}, "skip", None),
+    ],
+)
+def test_other_choices_of_label_studio_do_not_replace_the_preference(
+    made: dict, verdict: str, choice: int | None, tmp_path: Path
+) -> None:
+    _, (label,) = import_labels(written(tmp_path, [STUDIO | {"annotations": [made]}]))
+    assert (label.verdict, label.choice) == (verdict, choice)
+
+
+def test_answers_in_a_csv_file_are_texts_whatever_they_look_like(tmp_path: Path) -> None:
+    text, pair = '{"text": "a"}', '[{"selected": "left"}]'
+    row = {"id": 1, "prompt": text, "answer1": text, "answer2": pair, "preference": pair, "annotator": 1}
+    row |= {"annotation_id": 1, "created_at": "", "updated_at": "", "lead_time": 1.0}
+    pd.DataFrame([row]).to_csv(tmp_path / "x.csv", index=False)
+    (item,), (label,) = import_labels(tmp_path / "x.csv")
+    assert (item.prompt[0]["content"], list(item.answers), label.choice) == (text, [text, pair], 0)
+
+
+def test_a_file_may_begin_with_a_byte_order_mark_and_have_long_cells(tmp_path: Path) -> None:
+    row = {"id": 1, "prompt": "why?", "answer1": "x" * 200_000, "answer2": "no", "annotator": 1}
+    row |= {"annotation_id": 1, "preference": '[{"selected": "left"}]', "lead_time": 1.0}
+    row |= {"created_at": "", "updated_at": ""}
+    pd.DataFrame([row]).to_csv(tmp_path / "x.csv", index=False, encoding="utf-8-sig")
+    (item,), (label,) = import_labels(tmp_path / "x.csv")
+    assert (len(item.answers[0]), label.choice) == (200_000, 0)
+    (tmp_path / "x.json").write_text(json.dumps([ARGILLA]), encoding="utf-8-sig")
+    assert import_labels(tmp_path / "x.json")[0][0].id == "0a1b"
+
+
 def test_fields_of_other_names_are_named(tmp_path: Path) -> None:
     record = ARGILLA | {"fields": {"q": "why?", "one": "so", "two": "no"}, "responses": {}}
     with pytest.raises(DataError, match="'q', 'one', 'two'"):
