@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ratchet.components.labels.labels import Item, Label
 from ratchet.components.labels.quality import Labels
+from ratchet.components.labels.settings import ordinary
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ def consensus(items: Sequence[Item], labels: Sequence[Label], *, seed: int = 0) 
 def label_weights(items: Sequence[Item], labels: Sequence[Label], *, seed: int = 0) -> list[float]:
     """A weight per label, in their order, for training on every label as a pair of its own:
     (K p - 1) / (K - 1) with the posterior p that its choice is the better answer, divided by the mean over
-    the choices on unplanted items; 0 for a choice that is less likely than chance and for a label without a
-    choice. `consensus` has one weight a unit.
+    the choices on ordinary items (neither planted nor repeated); 0 for a choice that is less likely than
+    chance and for a label without a choice. `consensus` has one weight a unit.
     """
     joined = Labels(items, labels, seed=seed)
     made = []
@@ -68,7 +69,7 @@ def label_weights(items: Sequence[Item], labels: Sequence[Label], *, seed: int =
     trained = [
         weight
         for weight, label in zip(made, labels, strict=True)
-        if label.choice is not None and joined.unit(label) not in joined.known
+        if label.choice is not None and ordinary(joined.items[label.item])
     ]
     mean = statistics.fmean(trained) if trained else 0.0
     return [weight / mean for weight in made] if mean else made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -13,6 +14,7 @@ from ratchet.components.data.parsing import parse
 from ratchet.components.errors import DataError
 from ratchet.components.labels.datasets import export, items_of, pairs_of, planted_items, repeated
 from ratchet.components.labels.labels import Item, Label
+from ratchet.components.labels.simulate import Annotator, simulate
 from ratchet.components.recipes.sections import Pairs
 from ratchet.components.types import Group, Prompt, Trajectory
 
@@ -115,6 +117,13 @@ def test_pairs_have_the_chosen_answer_first_and_the_annotator() -> None:
         "labels with the verdict tie": 1,
         "labels of planted, repeated or removed items": 1,
     }
+
+
+def test_weights_of_exported_pairs_have_mean_1_also_with_repeated_items() -> None:
+    people = [Annotator("a", 0.02), Annotator("b", 0.02), Annotator("c", 0.45)]
+    session = simulate(people, each=60, planted=0.1, repeats=0.3, overlap=0.5, seed=1)
+    groups, _ = pairs_of(session.items, session.labels)
+    assert fmean(one.columns["label_weight"][0] for one in groups) == pytest.approx(1.0)
 
 
 def test_an_export_is_read_as_preference_pairs(tmp_path: Path) -> None:
