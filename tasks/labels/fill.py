@@ -20,7 +20,8 @@ from ratchet.tasks.tracking.outcome import outcome
 
 ANSWERS = ("rollout", "annotate", "demonstrate", "prepare_offline", "improve")
 """Kinds of stages that write sampled answers."""
-FILES = ("groups.parquet", "last_groups.parquet")
+FILES = ("answers.parquet", "groups.parquet", "last_groups.parquet")
+"""Files of sampled answers; of several in one stage, the last."""
 
 
 def fill(

@@ -43,15 +43,19 @@ def groups(prompts: int, answers: int) -> list[Group]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run with a stage of two rounds each: rollout_1 (one answer a prompt), annotate_1, select_1."""
+    """A run with demonstrate, whose answers lie beside its data sets, rollout_1 (one answer a prompt),
+    annotate_1 and select_1.
+    """
     store, run = Store(tmp_path), RunDirectory(tmp_path, "fake-1")
     run.open("recipe: {}\n")
     stages = {}
     for name, content in {
-        "rollout_1": groups(6, 1), "annotate_1": groups(6, 3), "select_1": groups(2, 2)
+        "demonstrate": groups(5, 2),
+        "rollout_1": groups(6, 1), "annotate_1": groups(6, 3), "select_1": groups(2, 2),
     }.items():  # fmt: skip
         with store.working(name, digest(name)) as work:
-            write_groups(work.product / "groups.parquet", content)
+            kind = "answers" if name == "demonstrate" else "groups"
+            write_groups(work.product / f"{kind}.parquet", content)
             does = name.partition("_")[0]
             made = {"does": does, "options": {"round": 1}, "inputs": {"policy": "sft"}}
             stage = store.publish(work, name, digest(name), "groups", ["policykey"], {}, made)
@@ -91,6 +95,11 @@ def test_a_stage_and_a_selector_may_be_named(run: Path, tmp_path: Path) -> None:
         select="{name: all_pairs, reward: reward.exact_answer}",
     )
     assert len(read_items(tmp_path / "b")) == 18
+
+
+def test_answers_of_demonstrate_are_compared(run: Path, tmp_path: Path) -> None:
+    assert "demonstrate" in fill(tmp_path / "a", run, Settings(), stage="demonstrate")
+    assert len(read_items(tmp_path / "a")) == 5
 
 
 def test_what_cannot_be_compared_is_an_error(run: Path, tmp_path: Path) -> None:
