@@ -18,7 +18,9 @@ FILES = ("tensors.safetensors", "state.json")
 
 
 def save_state(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write `state` as a directory, atomically (temporary directory, then rename)."""
+    """Write `state` as a directory, atomically (temporary directory, then rename). `StoreError` for a full
+    disk, or a key that is neither a text nor a number.
+    """
     from safetensors.torch import save_file
 
     tensors: dict[str, Any] = {}
@@ -78,9 +80,13 @@ def _split(value: Any, tensors: dict[str, Any], path: str) -> Any:
     import torch
 
     if isinstance(value, torch.Tensor):
+        while path in tensors:  # keys such as 1 and "1", or "a/b" beside a mapping "a"
+            path += "'"
         tensors[path] = value.detach().contiguous()
         return {"$tensor": path}
     if isinstance(value, Mapping):
+        if wrong := [k for k in value if not isinstance(k, str | int | float | None)]:
+            raise StoreError(f"the state {path or '/'!r} has the key {wrong[0]!r}, which JSON cannot hold")
         return {"$map": [[k, _split(v, tensors, f"{path}/{k}")] for k, v in value.items()]}
     if isinstance(value, (list, tuple)):
         items = [_split(v, tensors, f"{path}/{i}") for i, v in enumerate(value)]

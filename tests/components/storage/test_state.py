@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -89,3 +90,16 @@ def test_unreadable_state_is_not_reported_as_damaged(tmp_path: Path, monkeypatch
     with pytest.raises(StoreError, match=r"Too many open files") as raised:
         load_state(tmp_path / "s")
     assert not isinstance(raised.value, DamageError)
+
+
+def test_tensors_whose_paths_are_spelt_alike_stay_apart(tmp_path: Path) -> None:
+    state: Any = {1: torch.ones(1), "1": torch.zeros(1), "a/b": torch.ones(2), "a": {"b": torch.zeros(2)}}
+    save_state(tmp_path / "s", state)
+    loaded: Any = load_state(tmp_path / "s")
+    assert [loaded[1].tolist(), loaded["1"].tolist()] == [[1.0], [0.0]]
+    assert [loaded["a/b"].tolist(), loaded["a"]["b"].tolist()] == [[1.0] * 2, [0.0] * 2]
+
+
+def test_a_key_that_could_not_be_read_back_is_refused_when_saving(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"'/m' has the key \('x', 1\)"):
+        save_state(tmp_path / "s", {"m": {("x", 1): 3}})
