@@ -15,14 +15,15 @@ from ratchet.components.recipes.ranges import Count, Natural, Share
 @piece()
 def duplicates(records: Sequence[Conversation], count_tokens: CountTokens) -> FilterResult:
     """Drop records with the same text as an earlier one, ignoring letter case, punctuation and whitespace.
-    What two annotators chose is no duplicate (`annotator` in a record's `meta`).
+    The same text after another system message is no duplicate, nor is what two annotators chose (`annotator`
+    in a record's `meta`).
     """
     first: dict[str, str] = {}
     kept: list[Conversation] = []
     dropped: list[Rejected] = []
     for record in records:
         words = re.findall(r"\w+", record.text.lower())
-        key = f"{record.topic}\n{' '.join(words) if words else record.text}\n{record.answer}"
+        key = f"{record.topic}\n{' '.join(words) if words else record.text}\n{record.answer}\n{system(record)}"
         key += f"\n{record.meta['annotator']}" if "annotator" in record.meta else ""
         if key in first:
             dropped.append(Rejected(record.id, f"duplicate: of {first[key]}", record.as_json(), copy=True))
@@ -42,8 +43,8 @@ def near(
     min_words: Natural = 20,
 ) -> FilterResult:
     """Drop records whose word shingles of length `size` have Jaccard similarity of at least `threshold` with
-    an earlier kept record. Records under `min_words` are kept: short greetings are alike without being
-    copies.
+    an earlier kept record with the same system message. Records under `min_words` are kept: short greetings
+    are alike without being copies.
     """
     sets = [shingles(r.text, size) if len(words_of(r.text)) >= min_words else frozenset() for r in records]
     kept: list[Conversation] = []
@@ -51,7 +52,7 @@ def near(
     gone: set[int] = set()
     for number, alike in near_earlier(sets, threshold):
         record = records[number]
-        if stays := [j for j in alike if j not in gone]:
+        if stays := [j for j in alike if j not in gone and system(records[j]) == system(record)]:
             gone.add(number)
             dropped.append(
                 Rejected(record.id, f"near duplicate: of {records[stays[0]].id}", record.as_json(), copy=True)
@@ -59,3 +60,8 @@ def near(
         else:
             kept.append(record)
     return FilterResult(kept, dropped)
+
+
+def system(record: Conversation) -> str:
+    """Its system messages, one per line."""
+    return "\n".join(m["content"] for m in record.messages if m["role"] == "system")

@@ -117,6 +117,16 @@ def test_the_same_choice_of_two_annotators_is_no_duplicate():
     assert ids(duplicates(records, words).kept) == ["0", "1"]
 
 
+def test_the_same_text_after_another_system_message_is_no_duplicate():
+    same = talk("Who are you?", " ".join(f"word{i}" for i in range(20)))
+    records = [
+        replace(same, id=str(i), messages=({"role": "system", "content": text}, *same.messages))
+        for i, text in enumerate(("You are a pirate.", "You are a doctor.", "You are a pirate."))
+    ]
+    assert ids(duplicates(records, words).kept) == ["0", "1"]
+    assert ids(near(records, words).kept) == ["0", "1"]
+
+
 def test_jaccard_and_shingles_by_hand():
     assert shingles("The cat, the DOG!", 2) == {"the cat", "cat the", "the dog"}
     assert shingles("Hi") == {"hi"} and shingles("!?") == frozenset()
