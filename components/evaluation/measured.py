@@ -50,7 +50,9 @@ def measured(recipe: Recipe) -> dict[str, bool]:
         found |= {f"{name}_vs_{other}": True for name in against}
     found |= {label_of(spec): True for spec in section.reports}
     if "initial" in pairs[final]:
-        found |= {"kl_to_sft": False, "distinct_2_ratio": False, "length_ratio": False}
+        found |= {"distinct_2_ratio": False, "length_ratio": False}
+        sampled = "logprobs.sampled" in describe("rollout", planned[final].rollout["name"]).writes
+        found |= {"kl_to_sft": False} if sampled else {}
         found |= {"embedding_spread_ratio": False} if encodes else {}
         found |= {"perplexity_ratio": True} if fluent else {}
         found |= {"proxy_over_gold": True} if gold and scoring_models(recipe) else {}

@@ -180,6 +180,13 @@ def proxy_over_gold(
     return difference([average(wins) for wins in zip(*proxies, strict=True)], per_prompt["win_rate"])
 
 
+def has_logprobs(groups: Sequence[Group]) -> bool:
+    """Whether the first answer to each prompt has its sampler's log-probs, which `kl_to` needs. Rollouts that
+    rewrite or replay answers give none.
+    """
+    return all(g.trajectories[0].logprobs is not None for g in groups)
+
+
 def kl_to(reference: Any, groups: Sequence[Group]) -> float:
     """Monte Carlo KL(policy that sampled `groups` ‖ `reference`) in nats per sequence, on the first answer to
     each prompt.

@@ -20,6 +20,7 @@ from ratchet.components.evaluation.results import (
     Scored,
     contrast,
     describe_quality,
+    has_logprobs,
     headline,
     kl_to,
     summarise,
@@ -160,7 +161,7 @@ def compare(
             contrast(results, scored, arm, other, certified)
     final = scored.final
     comparable = "initial" in scored.contrasts[final] and same_tokens(job, final, "initial")
-    if comparable:
+    if comparable and has_logprobs(scored.answers[final]):
         engine = OneEngine(scoring_profile(options["profile"]))
         reference = engine.of(job.path(options["arms"]["initial"]["model"]))
         metrics["kl_to_sft"] = kl_to(reference, scored.answers[final])

@@ -45,7 +45,8 @@ class Health:
         answers = sum(p["responses"] for p in self.waiting)
         if answers < ENOUGH:
             return False
-        now = {name: sum(p[name] * p["responses"] for p in self.waiting) / answers for name in round_metrics}
+        names = [name for name in round_metrics if all(name in p for p in self.waiting)]
+        now = {name: sum(p[name] * p["responses"] for p in self.waiting) / answers for name in names}
         self.waiting = []
         require_ended(1 - now["truncated"], round(answers), self.min_ended)
         found = check([self.first, now] if self.first else [now], self.rules)

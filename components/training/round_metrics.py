@@ -24,8 +24,9 @@ def round_metrics(
     policy, gold score.
 
     Entropy (nats per token) and KL (nats per answer) are Monte Carlo means of -log p and log p - log
-    p_initial, with p at temperature 1. They are unbiased for answers sampled at temperature 1; at lower
-    temperatures they measure surprise and drift on the answers actually given. `reward` sums the columns in
+    p_initial, with p at temperature 1, over the answers with log-probs; without any they are left out. They
+    are unbiased for answers sampled at temperature 1; at lower temperatures they measure surprise and drift
+    on the answers actually given. `reward` sums the columns in
     `optimised`; `equal_rewards` is the share of prompts whose answers all have the same reward. `gold`: gold
     score of each answer, one list per group.
     `itself`: the initial policy sampled the answers, so KL is 0.
@@ -40,7 +41,7 @@ def round_metrics(
     if kl_prompts and itself:
         numbers["kl"] = 0.0
     elif kl_prompts and reference is not None:
-        numbers["kl"] = _kl(groups[:kl_prompts], reference)
+        numbers |= _kl(groups[:kl_prompts], reference)
     if gold is not None:
         numbers["gold"] = fmean(score for row in gold for score in row)
         if len(groups) > 1:
@@ -57,12 +58,13 @@ def _answers(groups: Sequence[Group]) -> dict[str, float]:
     answers = [t for g in groups for t in g.trajectories]
     lengths = [sum(t.mask) for t in answers]
     texts = [t.text for t in answers]
-    sampled = [sum(p for p, m in zip(t.logprobs or (), t.mask, strict=False) if m) for t in answers]
+    sampled = [t for t in answers if t.logprobs is not None]
+    logprobs = [sum(p for p, m in zip(t.logprobs or (), t.mask, strict=False) if m) for t in sampled]
     return {
         "responses": float(len(answers)),
         "length": sum(lengths) / len(answers),
         "truncated": sum(t.stop == "length" for t in answers) / len(answers),
-        "entropy": -sum(sampled) / max(sum(lengths), 1),
+        **({"entropy": -sum(logprobs) / max(sum(sum(t.mask) for t in sampled), 1)} if sampled else {}),
         "distinct_1": distinct_n(texts, 1),
         "distinct_2": distinct_n(texts, 2),
     }
@@ -79,9 +81,11 @@ def _equal(groups: Sequence[Group], optimised: Sequence[str]) -> float:
     return sum(len(set(row)) == 1 for row in compared) / len(compared)
 
 
-def _kl(groups: Sequence[Group], reference: Any) -> float:
-    """Mean over the first answer of each group of log p - log p_reference. Collective."""
-    firsts = [g.take([0]) for g in groups]
+def _kl(groups: Sequence[Group], reference: Any) -> dict[str, float]:
+    """Mean of log p - log p_reference over the first answers that have log-probs. Collective."""
+    firsts = [g.take([0]) for g in groups if g.trajectories[0].logprobs is not None]
+    if not firsts:
+        return {}
     scored = score_shared(reference, firsts, frozenset({"logprobs"}))
     totals = [
         sum(
@@ -92,4 +96,4 @@ def _kl(groups: Sequence[Group], reference: Any) -> float:
         )
         for g, row in zip(firsts, scored, strict=True)
     ]
-    return sum(totals) / len(totals)
+    return {"kl": sum(totals) / len(totals)}

@@ -107,6 +107,14 @@ class Anything:
         (
             "dpo",
             [
+                "evaluate.arms={initial: {model: base}, "
+                "policy: {rollout: {name: conjugate, words: {tea: chai}}}}",
+                "evaluate.metrics=[{name: rewards.length}]",
+            ],
+        ),
+        (
+            "dpo",
+            [
                 "models.safety={source: 'path:safety'}",
                 "evaluate.metrics=[{name: rewards.reward_model, model: safety}, {name: rewards.length}]",
             ],
@@ -130,7 +138,7 @@ def test_measured_names_equal_the_evaluations_metrics(
                     ({"role": "assistant", "content": f"answer {i} of mine"},),
                     {"tokens": [1, 2, 3]},
                     [False, True, True],
-                    [0.0, -1.0, -1.0],
+                    [0.0, -1.0, -1.0] if "conjugate" not in str(changes) else None,  # it rewrites answers
                 )
                 for i in range(2)
             ),

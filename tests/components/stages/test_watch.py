@@ -335,6 +335,9 @@ def test_health_rules_pool_small_steps_and_test_their_mean() -> None:
     assert tripped == [False] * 7 + [True], (
         "one long step alone says nothing; the mean of four, 34 against 20, does"
     )
+    for _ in range(2):  # a step without sampled answers has no entropy
+        health(9, {"responses": ENOUGH / 4, "length": 20.0, "truncated": 0.1}, run)
+        health(9, round_metrics(ENOUGH / 4), run)
     for i in range(3):
         assert not health(9 + i, round_metrics(ENOUGH / 4, truncated=1.0), run)
     with pytest.raises(ContractError, match=f"0% of {ENOUGH} answers"):

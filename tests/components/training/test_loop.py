@@ -302,6 +302,24 @@ def test_optimised_reward_is_the_one_read_by_selection(annotate, select, expecte
     assert round_metrics(groups, annotate, optimised=expected)["reward"] == float(len(expected[0]))
 
 
+def test_entropy_and_kl_are_of_the_answers_with_logprobs() -> None:
+    """Answers that the policy did not sample from their prompt have none."""
+    said = ({"role": "assistant", "content": "x"},)
+    sampled = Trajectory(said, {"tokens": [1, 2, 3]}, [False, True, True], [0.0, -2.0, -2.0])
+    other = dataclasses.replace(sampled, logprobs=None)
+    groups = [Group(Prompt("p", ()), pair) for pair in ((sampled, other), (other, other))]
+    for some, expected in ((groups, {"entropy": 2.0, "kl": -2.0}), (groups[1:], {})):
+        found = round_metrics(some, [], reference=Scores(), kl_prompts=2)
+        assert {key: found[key] for key in ("entropy", "kl") if key in found} == expected
+
+
+class Scores:
+    """Stub of a reference: log-prob -1 of each token."""
+
+    def score(self, groups, outputs):
+        return [{"logprobs": [[0.0, -1.0, -1.0] for _ in g.trajectories]} for g in groups]
+
+
 @pytest.mark.parametrize(
     ("rewards", "share"),
     [
