@@ -25,6 +25,20 @@ def trajectory(request: Request, answer: Sample, text: str, weights: str, meta: 
     )
 
 
+def encoded_anew(engine: Any, group: Group) -> Group:
+    """The texts of the group's answers, tokenised by `engine` after the group's prompt, without log-probs. An
+    answer cut at its token limit gets no end-of-turn token, since none was sampled.
+    """
+    bare = [dataclasses.replace(t, inputs={}, mask=(), logprobs=None) for t in group.trajectories]
+    encoded = engine.encode(group.replace(bare))
+    return group.replace([_without_end(t) if t.stop == "length" else t for t in encoded.trajectories])
+
+
+def _without_end(trajectory: Trajectory) -> Trajectory:
+    inputs = {**trajectory.inputs, "tokens": trajectory.inputs["tokens"][:-1]}
+    return dataclasses.replace(trajectory, inputs=inputs, mask=trajectory.mask[:-1])
+
+
 def reward_model_scores(
     groups: Sequence[Group], ctx: Context, model: str
 ) -> tuple[list[list[Any]], list[list[str]]]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ratchet.components.inference.answers import encoded_anew
 from ratchet.components.piece import piece
 from ratchet.components.pieces.rollouts.sample import sample
 from ratchet.components.recipes.ranges import Count, Natural, PositiveShare, Temperature
@@ -45,7 +46,7 @@ def conjugate(
     found = sample(asked, ctx, responses_per_prompt=responses_per_prompt, **given)
     engine = ctx.models["policy"]
     return [
-        engine.encode(Group(prompt, tuple(_answer(t, back) for t in group.trajectories)))
+        encoded_anew(engine, Group(prompt, tuple(_answer(t, back) for t in group.trajectories)))
         for prompt, group in zip(prompts, found, strict=True)
     ]
 
@@ -53,7 +54,7 @@ def conjugate(
 def _answer(trajectory: Trajectory, back: Mapping[str, str]) -> Trajectory:
     *before, last = trajectory.messages
     last = Message(role=last["role"], content=rewrite(last["content"], back))
-    return replace(trajectory, messages=(*before, last), inputs={}, mask=(), logprobs=None)
+    return replace(trajectory, messages=(*before, last))
 
 
 def rewrite(text: str, words: Mapping[str, str]) -> str:

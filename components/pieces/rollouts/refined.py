@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ratchet.components.inference.answers import encoded_anew
 from ratchet.components.piece import piece
 from ratchet.components.pieces.rewards.critique import feedback_to
 from ratchet.components.pieces.rollouts.sample import sample
 from ratchet.components.recipes.ranges import Count, PositiveShare, Temperature
-from ratchet.components.types import Context, Group, Message, Prompt, Trajectory
+from ratchet.components.types import Context, Group, Message, Prompt
 
 
 @piece(models=("{refiner}",), paper="arXiv:2303.16755")
@@ -51,16 +52,11 @@ def refined(
     for prompt, draft, words in zip(prompts, drafts, feedback, strict=True):
         meta = {"feedback": words, "draft": draft.text}
         found = next(made).trajectories if words else [draft] * responses_per_prompt
-        bare = tuple(_bare(one, {**one.meta, **meta}) for one in found)
-        groups.append(policy.encode(Group(prompt, bare)))
+        answers = tuple(replace(one, meta={**one.meta, **meta}) for one in found)
+        groups.append(encoded_anew(policy, Group(prompt, answers)))
     return groups
 
 
 def turns(draft: str, feedback: str) -> tuple[Message, Message]:
     """The answer before and the feedback to it, as the refiner sees them."""
     return {"role": "assistant", "content": draft}, {"role": "user", "content": feedback}
-
-
-def _bare(answer: Trajectory, meta: dict) -> Trajectory:
-    """The answer without tokens, which belong to another prompt."""
-    return replace(answer, inputs={}, mask=(), logprobs=None, meta=meta)

@@ -10,19 +10,22 @@ import pytest
 from ratchet.components.piece import build
 from ratchet.components.pieces.rewards.critique import CHECKS, feedback_to
 from ratchet.components.pieces.testbeds.refinements import refinements
-from ratchet.components.types import Context, Group, Message, Prompt, Sample, Trajectory
+from ratchet.components.types import Context, Group, Message, Prompt, Sample, Stop, Trajectory
 
 TEA = Prompt("tea", (Message(role="user", content="who likes tea?"),))
 BOOKS = Prompt("books", (Message(role="user", content="books again?"),))
 
 
+END = 2
+
+
 class Says:
-    """Answers every prompt with a text; tokens are code points."""
+    """Answers every prompt with a text; tokens are code points, and `END` ends a turn."""
 
     weights = "digest"
 
-    def __init__(self, text: str) -> None:
-        self.text, self.prompts = text, list[Prompt]()
+    def __init__(self, text: str, stop: Stop = "end") -> None:
+        self.text, self.stop, self.prompts = text, stop, list[Prompt]()
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         self.prompts.append(prompt)
@@ -33,13 +36,14 @@ class Says:
 
     def generate(self, requests: Any) -> list[list[Sample]]:
         own = tuple(map(ord, self.text))
-        return [[Sample(own, (-1.0,) * len(own), "end")] * r.count for r in requests]
+        return [[Sample(own, (-1.0,) * len(own), self.stop)] * r.count for r in requests]
 
     def encode(self, group: Group) -> Group:
         return group.replace(
             [
-                replace(t, inputs={"tokens": [7, *map(ord, t.text)]}, mask=[False] + [True] * len(t.text))
+                replace(t, inputs={"tokens": [7, *tokens, END]}, mask=[False, *[True] * len(tokens), True])
                 for t in group.trajectories
+                for tokens in [list(map(ord, t.text))]
             ]
         )
 
@@ -63,10 +67,19 @@ def test_refinements_are_answers_to_the_prompt_without_draft_and_feedback() -> N
     assert one.prompt is TEA and other.prompt is BOOKS
     assert [t.text for t in one.trajectories] == ["I like tea. Do you?"] * 3
     first = one.trajectories[0]
-    assert first.inputs["tokens"][0] == 7 and sum(first.mask) == len(first.text) and first.logprobs is None
+    assert first.inputs["tokens"] == [7, *map(ord, first.text), END] and first.logprobs is None
+    assert first.mask == [False, *[True] * len(first.text), True]
     assert (first.meta["draft"], first.meta["feedback"]) == ("I like tea.", "Ask back.")
     found = build("annotate", {"name": "rewards.critique.incorporated"})([one, other], Context())
     assert found["reward.incorporated"] == [[1.0] * 3, [1.0] * 3]
+
+
+def test_a_refinement_that_was_cut_is_not_taught_to_end() -> None:
+    spec = {"name": "refined", "refiner": "refiner", "responses_per_prompt": 1}
+    models = {"policy": Says("I like tea."), "refiner": Says("I like tea. D", "length")}
+    (answer,) = build("rollout", spec)([TEA], Context(models))[0].trajectories
+    assert answer.inputs["tokens"] == [7, *map(ord, "I like tea. D")]
+    assert answer.mask == [False, *[True] * 13]
 
 
 def test_an_answer_that_lacks_nothing_is_kept() -> None:

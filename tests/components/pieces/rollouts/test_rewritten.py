@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 
 from ratchet.components.piece import build
-from ratchet.components.types import Context, Group, Message, Prompt, Sample
+from ratchet.components.types import Context, Group, Message, Prompt, Sample, Stop
 
 ASKED = Prompt("p", (Message(role="user", content="Compare 3 and 14."),))
 
 
 class Echo:
-    """Repeats the last message; tokens are code points."""
+    """Repeats the last message; tokens are code points, and 2 ends a turn."""
 
     weights = "digest"
 
-    def __init__(self) -> None:
-        self.prompts: list[Prompt] = []
+    def __init__(self, stop: Stop = "end") -> None:
+        self.stop, self.prompts = stop, list[Prompt]()
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         self.prompts.append(prompt)
@@ -28,7 +28,7 @@ class Echo:
         return "".join(map(chr, tokens))
 
     def generate(self, requests: Any) -> list[list[Sample]]:
-        return [[Sample(tuple(r.tokens), (-1.0,) * len(r.tokens), "end")] * r.count for r in requests]
+        return [[Sample(tuple(r.tokens), (-1.0,) * len(r.tokens), self.stop)] * r.count for r in requests]
 
     def encode(self, group: Group) -> Group:
         import dataclasses
@@ -36,7 +36,7 @@ class Echo:
         return group.replace(
             [
                 dataclasses.replace(
-                    t, inputs={"tokens": [0, *map(ord, t.text)]}, mask=[False] + [True] * len(t.text)
+                    t, inputs={"tokens": [0, *map(ord, t.text), 2]}, mask=[False, *[True] * len(t.text), True]
                 )
                 for t in group.trajectories
             ]
@@ -51,7 +51,16 @@ def test_conjugate_rewrites_the_prompt_and_the_answer_back() -> None:
     assert engine.prompts[0].messages[0]["content"] == "Compare three and fourteen."
     (answer,) = group.trajectories
     assert group.prompt is ASKED and answer.text == "Compare 3 and 14." and answer.logprobs is None
-    assert bytes(answer.inputs["tokens"][1:]).decode() == answer.text and sum(answer.mask) == len(answer.text)
+    assert answer.inputs["tokens"] == [0, *map(ord, answer.text), 2]
+    assert answer.mask == [False, *[True] * len(answer.text), True]
+
+
+def test_a_rewritten_answer_that_was_cut_has_no_end_of_turn() -> None:
+    ctx = Context(models={"policy": Echo("length")})
+    (group,) = build("rollout", {"name": "conjugate", "words": {"3": "three"}})([ASKED], ctx)
+    (answer,) = group.trajectories
+    assert answer.inputs["tokens"] == [0, *map(ord, "Compare 3 and 14.")]
+    assert answer.mask == [False, *[True] * 17]
 
 
 def test_conjugate_needs_words_that_lead_back() -> None:
