@@ -12,9 +12,10 @@ from ratchet.components.types import Context, Group, Trajectory
 
 @piece()
 def fluency(groups: Sequence[Group], ctx: Context, *, model: str = "base") -> list[list[float]]:
-    """Mean log-prob per answer token, end of turn included, under `model` at temperature 1, in nats (the
-    negative log-perplexity). Tokens copied from the prompt in runs of five or more are excluded unless
-    nothing else remains, since copied text gets a high probability whatever its quality.
+    """Mean log-prob per answer token under `model` at temperature 1, in nats (the negative log-perplexity) of
+    the text as a finished one: the end of turn is included, also of an answer that was cut. Tokens copied
+    from the prompt in runs of five or more are excluded unless nothing else remains, since copied text gets a
+    high probability whatever its quality.
     """
     engine = ctx.models[model]
     bare = [

@@ -24,9 +24,9 @@ def sharpness(
 ) -> list[list[float]]:
     """Average-case adaptive sharpness (Kwon et al., arXiv 2102.11600): mean over `draws` of L(theta + delta)
     - L(theta), delta ~ N(0, (rho |theta|)^2) elementwise, L the negative log-prob per token of the arm's own
-    answer, in nats. `layer`: perturb only parameters whose name contains it (layer-wise sharpness). The noise
-    depends on `seed` alone, so that models of one architecture are perturbed alike. It needs the PyTorch
-    engine.
+    answer, encoded anew as a finished text, in nats. `layer`: perturb only parameters whose name contains it
+    (layer-wise sharpness). The noise depends on `seed` alone, so that models of one architecture are
+    perturbed alike. It needs the PyTorch engine.
     """
     engine = getattr(ctx.models["policy"], "local", ctx.models["policy"])
     model = getattr(engine, "model", None)

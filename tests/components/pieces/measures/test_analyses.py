@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -13,6 +14,7 @@ from ratchet.components.pieces.measures.across_input import across_input
 from ratchet.components.pieces.measures.kl import kl
 from ratchet.components.pieces.measures.sharpness import sharpness
 from ratchet.components.pieces.measures.unshifted import unshifted
+from ratchet.components.text.contract import Contract
 from ratchet.components.types import Context, Group, Prompt, Sample, Trajectory
 
 
@@ -34,19 +36,32 @@ def group(name: str, *texts: str) -> Group:
 class Unigram(torch.nn.Module):
     """Engine and model of a language without context: log-probs of the letters a and b."""
 
-    def __init__(self, a: float) -> None:
+    def __init__(self, a: float, template: str = "chat", *, ends: bool = False) -> None:
         super().__init__()
+        self.contract, self.ends = Contract((99,), template, "abc", "float32"), ends
         self.logits = torch.nn.Parameter(torch.tensor([math.log(a), math.log(1 - a)]))
         self.model = self
 
     def encode(self, one: Group) -> Group:
-        return group(one.prompt.id, *(t.text for t in one.trajectories))
+        """If `ends`, the token of the letter c ends a turn."""
+        texts = [t.text + "c" * self.ends for t in one.trajectories]
+        made = group(one.prompt.id, *texts).trajectories
+        return one.replace(
+            [
+                t if t.inputs else dataclasses.replace(t, inputs=new.inputs, mask=new.mask)
+                for t, new in zip(one.trajectories, made, strict=True)
+            ]
+        )
 
     def score(self, groups: Any, outputs: frozenset[str]) -> list[dict[str, list[list[float]]]]:
-        logprobs = self.logits.detach().log_softmax(0).tolist()
+        logprobs = [*self.logits.detach().log_softmax(0).tolist(), -9.0]
         return [
-            {"logprobs": [[0.0, *(logprobs[ord(c) - 97] for c in t.text)] for t in one.trajectories]}
-            for one in groups
+            {
+                "logprobs": [
+                    [0.0, *(logprobs[c - 97] for c in t.inputs["tokens"][1:])] for t in one.trajectories
+                ]
+            }
+            for one in map(self.encode, groups)
         ]
 
     def generate(self, requests: Any) -> list[list[Sample]]:
@@ -70,6 +85,19 @@ def test_kl_is_the_log_ratio_of_the_two_models() -> None:
     assert kl([group("p", "aa", "b")], Context(models=models)) == [
         pytest.approx([2 * math.log(0.8 / 0.5), math.log(0.2 / 0.5)], abs=1e-6)
     ]
+
+
+def test_kl_is_that_of_the_sampled_tokens() -> None:
+    """Another text of the same tokens changes nothing; a cut answer has no end of turn, for either model."""
+    (sampled,) = group("p", "ab").trajectories
+    cut = dataclasses.replace(sampled, stop="length")
+    other_text = dataclasses.replace(sampled, messages=({"role": "assistant", "content": "aaa"},))
+    answers = Group(Prompt("p", ()), (cut, other_text))
+    expected = math.log(0.8 / 0.5) + math.log(0.2 / 0.5)
+    same = {"policy": Unigram(0.8, ends=True), "base": Unigram(0.5, ends=True)}
+    assert kl([answers], Context(models=same)) == [pytest.approx([expected] * 2, abs=1e-6)]
+    other = {**same, "base": Unigram(0.5, "another", ends=True)}
+    assert kl([answers.take([0])], Context(models=other)) == [pytest.approx([expected], abs=1e-6)]
 
 
 def test_unshifted_tokens_are_among_the_likeliest_of_the_other_model() -> None:
