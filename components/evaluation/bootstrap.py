@@ -29,8 +29,8 @@ def mean_interval(
 ) -> Interval:
     """Bootstrap percentile interval (Efron, 1979) of the mean of `values` (N,).
 
-    Identical values give an interval of width zero; see `win_rate` for shares. `DataError` for no or
-    non-finite values.
+    Identical values give an interval of width zero; see `win_rate` for shares, and `enough`. `DataError` for
+    no or non-finite values.
     """
     from scipy.stats import bootstrap
 
@@ -80,6 +80,13 @@ def win_rate(
     if np.ptp(data) == 0:
         return wilson(float(data.sum()), len(data), level=level)
     return mean_interval(data, level=level, resamples=resamples, seed=seed)
+
+
+def enough(units: float, *, level: float = 0.95) -> bool:
+    """Whether an interval of `units` units can be evidence: by chance alone all of them lie on one side of a
+    bound with probability 2^-units, and then so does their bootstrap interval.
+    """
+    return 2.0**-units <= (1 - level) / 2
 
 
 def wilson(successes: float, trials: int, *, level: float = 0.95) -> Interval:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ratchet.components.errors import ContractError, DataError
-from ratchet.components.evaluation.bootstrap import Interval
+from ratchet.components.evaluation.bootstrap import Interval, enough
 from ratchet.components.evaluation.certificate_statistics import (
     accuracy,
     calibration,
@@ -250,19 +250,15 @@ def _uncertain(measured: Mapping[str, Any], bounds: Mapping[str, Any]) -> list[s
 
 
 def shortfall(what: str, found: Interval | None, bound: float, name: str) -> list[str]:
-    """A one-element list with the reason if the interval is missing or its lower bound is not above `bound`,
-    else [].
+    """A one-element list with the reason if the interval is missing, of too few units or its lower bound is
+    not above `bound`, else [].
     """
     if found is None:
         return [f"{what} was not measured, expected above {bound:.1%}"]
-    return (
-        []
-        if found["low"] > bound
-        else [
-            f"{what} is {found['mean']:.1%} [{found['low']:.1%}, {found['high']:.1%}]; "
-            f"expected a lower bound above {bound:.1%} ({name})"
-        ]
-    )
+    reached = f"{what} is {found['mean']:.1%} [{found['low']:.1%}, {found['high']:.1%}]"
+    if found["low"] <= bound:
+        return [f"{reached}; expected a lower bound above {bound:.1%} ({name})"]
+    return [] if enough(found["n"]) else [f"{reached} from {found['n']} only, which may be chance"]
 
 
 def _padding(measured: Mapping[str, Any], bounds: Mapping[str, float | None]) -> tuple[list[str], list[str]]:

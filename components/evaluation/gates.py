@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ratchet.components.errors import RecipeError, nearest
+from ratchet.components.evaluation.bootstrap import enough
 from ratchet.components.recipes.conform import conform
 from ratchet.components.recipes.sections import Gate
 
@@ -22,8 +23,9 @@ from ratchet.components.recipes.sections import Gate
 def check_gates(metrics: Mapping[str, Any], gates: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """{passed, reasons: one sentence per gate, gates: {name: passed}}.
 
-    A metric is a number, a mapping with mean, low and high, or flat: `win_rate.mean`, `win_rate.low`,
-    `win_rate.high`. Without gates nothing passes. `RecipeError` for a gate that is misspelt or sets no bound.
+    A metric is a number, a mapping with mean, low, high and n, or flat: `win_rate.mean`, `win_rate.low`,
+    `win_rate.high`, `win_rate.n`. An interval of too few units (`bootstrap.enough`) passes no gate. Without
+    gates nothing passes. `RecipeError` for a gate that is misspelt or sets no bound.
     """
     if not gates:
         return {"passed": False, "reasons": ["the recipe defines no gates"], "gates": {}}
@@ -47,7 +49,9 @@ def _gate(name: str, spec: Mapping[str, Any], metrics: Mapping[str, Any]) -> tup
     value = metrics.get(name)
     if value is None:
         value = {
-            end: metrics[f"{name}.{end}"] for end in ("mean", "low", "high") if f"{name}.{end}" in metrics
+            end: metrics[f"{name}.{end}"]
+            for end in ("mean", "low", "high", "n")
+            if f"{name}.{end}" in metrics
         }
     if value == {}:
         return (
@@ -65,6 +69,8 @@ def _bound(value: Any, side: str, bound: float, *, interval: bool) -> tuple[bool
     end = {"over": "low", "below": "high"}[side] if interval else "mean"
     if ends.get(end) is None:
         return False, f"an interval {side} {bound:g} is required but the metric has none"
+    if interval and not enough(ends.get("n", math.inf)):
+        return False, f"an interval {side} {bound:g} is required but it is of {ends['n']} only"
     got = float(ends[end])
     passed = math.isfinite(got) and (got > bound if side == "over" else got < bound)
     where = f"the {end} end of its interval" if interval else "its value"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ratchet.components.errors import DataError
-from ratchet.components.evaluation.bootstrap import Interval, counts, win_rate
+from ratchet.components.evaluation.bootstrap import Interval, counts, wilson, win_rate
 
 PRIOR = 0.1  # ridge on both coefficients in units of one observation; keeps separable data finite
 ITERATIONS = 25
@@ -78,7 +78,8 @@ def length_controlled(
     """Win rate at equal length, and the length coefficient, from (M,) outcomes, length differences and prompt
     numbers.
 
-    The interval refits the regression on bootstrap samples of prompts, vectorised over resamples.
+    The interval refits the regression on bootstrap samples of prompts, vectorised over resamples. If these
+    are all alike (equal outcomes, or one prompt), it is Wilson's, as in `bootstrap.win_rate`.
     """
     total = int(prompt.max()) + 1
     share = 1 / np.bincount(prompt, minlength=total)[prompt]  # the pairs of a prompt have total weight 1
@@ -88,7 +89,11 @@ def length_controlled(
     weights = _fit(x, outcome, drawn[:, prompt] * share)
     rates = 1 / (1 + np.exp(-weights[:, 0]))
     low, high = np.quantile(rates[1:], [(1 - level) / 2, (1 + level) / 2])
-    return Interval(mean=float(rates[0]), low=float(low), high=float(high), n=total), float(weights[0, 1])
+    mean = float(rates[0])
+    if total == 1 or np.ptp(outcome) == 0:
+        plain = wilson(min(float((outcome * share).sum()), total), total, level=level)
+        low, high = min(plain["low"], mean), max(plain["high"], mean)
+    return Interval(mean=mean, low=float(low), high=float(high), n=total), float(weights[0, 1])
 
 
 def _fit(x: np.ndarray, outcome: np.ndarray, weight: np.ndarray) -> np.ndarray:

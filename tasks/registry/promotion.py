@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from ratchet.components.errors import ContractError, DataError, StoreError
+from ratchet.components.evaluation.bootstrap import enough
 from ratchet.components.evaluation.verdicts import spent
 from ratchet.components.recipes.schema_evaluation import Champion
 from ratchet.tasks.process.locks import registry_lock
@@ -59,7 +60,7 @@ class Comparison:
     @property
     def better(self) -> bool:
         """The interval is above zero, with enough prompts (by chance all n win with probability 2^-n)."""
-        return not self.why_not and self.low > 0 and 2.0**-self.n <= (1 - self.level) / 2
+        return not self.why_not and self.low > 0 and enough(self.n, level=self.level)
 
     def __str__(self) -> str:
         if self.why_not:

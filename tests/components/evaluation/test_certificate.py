@@ -10,6 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import brier_score_loss
 
 from ratchet.components.errors import ContractError, DataError, RecipeError
+from ratchet.components.evaluation.best_of_n import best_of_n
 from ratchet.components.evaluation.certificate import accuracy_by_kind, certify, conversations_of, require
 from ratchet.components.evaluation.certificate_statistics import (
     accuracy,
@@ -235,6 +236,15 @@ def test_separate_limits_for_contrast_pairs_and_best_of_n():
     assert [
         reason.split(",")[0].rpartition(" ")[2] for reason in certificate_of(scores, limits=limits)["reasons"]
     ] == ["measured", "measured"]
+
+
+def test_a_rise_on_a_few_prompts_may_be_chance():
+    scores, limits = [[1.0, 0]] * 20, {"best_of_n_rises": True}
+    for n, shown in ((1, False), (5, False), (6, True)):
+        rising = best_of_n([[0.1, 0.9]] * n, [[0.0, 1.0]] * n)
+        found = certificate_of(scores, best_of_n=rising, limits=limits)
+        assert found["passed"] == shown
+        assert shown or f"from {n} only" in found["reasons"][0]
 
 
 def test_accuracy_by_kind_uses_only_pairs_of_that_kind():

@@ -64,6 +64,15 @@ def test_directions_ties_and_intervals():
     assert passes(wide, over=0.55, below=0.65) and not passes(wide, over=0.55, below=0.6)
 
 
+def test_an_interval_of_few_prompts_passes_no_gate():
+    """Of five prompts all are won by chance in 3 % of cases, of six in 1.6 %."""
+    for n, shown in ((5, False), (6, True)):
+        row = {"m": {"mean": 0.9, "low": 0.9, "high": 0.9, "n": n}}
+        assert passes(row, over=0.5, interval=True) == passes(row, below=1.0, interval=True) == shown
+        assert passes({f"m.{end}": v for end, v in row["m"].items()}, over=0.5, interval=True) == shown
+        assert passes(row, over=0.5)
+
+
 def test_missing_metric_fails_its_gate():
     assert "no such metric" in check_gates({}, {"win_rate": {"over": 0.5}})["reasons"][0]
     assert not passes({"m": None}, over=0) and not passes({"m": math.nan}, below=1)

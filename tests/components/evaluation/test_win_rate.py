@@ -77,6 +77,16 @@ def test_win_rate_of_a_sweep_is_finite_and_of_ties_one_half():
     assert tied["ties"] == 1 and tied["raw"]["mean"] == tied["length_controlled"]["mean"] == 0.5
 
 
+def test_equal_outcomes_are_as_uncertain_at_equal_length():
+    """One win of one, or three of three, shows nothing: Wilson's bounds of 3 of 3 are 0.438 and 1."""
+    for n, low in ((1, 0.2065), (3, 0.4385)):
+        found = compare([1.0] * n, [0.0] * n, [5.0, 7.0, 6.0][:n], [5.0, 6.0, 7.0][:n])
+        assert found["length_controlled"]["low"] == pytest.approx(low, abs=1e-4)
+        assert found["length_controlled"]["high"] == 1 and found["raw"]["low"] == pytest.approx(low, abs=1e-4)
+    mixed = compare([[1.0, 0.0, 0.0]], [[0.5]], [[5, 5, 5]], [[5]])["length_controlled"]
+    assert mixed["low"] < 0.1 and mixed["high"] > 0.8
+
+
 def test_arms_must_match():
     with pytest.raises(DataError, match="prompts"):
         compare([1.0], [1.0, 2.0], [1], [1, 1])
