@@ -236,6 +236,8 @@ def reason(check: Check, comparisons: dict[str, Comparison], decision: str) -> s
     against = f" against {name}" if len(comparisons) > 1 else ""
     if decision == "holds":
         return f"the whole interval lies beyond {bound} in the claimed direction"
+    if decision == "undecided" and one.low == one.high:
+        return f"all {len(check.seeds)} seeds gave the same difference{against}: its spread is unknown"
     if decision == "undecided":
         return f"the interval contains {bound} at {len(check.seeds)} seeds{against}"
     assert one.low is not None and one.high is not None

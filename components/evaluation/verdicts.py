@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -26,13 +26,16 @@ MIN_SEEDS = 3
 
 @dataclass(frozen=True)
 class Effect:
-    """A mean difference, own minus baseline, with its two-sided interval at confidence `level`."""
+    """A mean difference, own minus baseline, with its two-sided interval at confidence `level`. `spread` is
+    False if all seeds gave the same number, so that their variance is unknown rather than zero.
+    """
 
     mean: float
     low: float
     high: float
     level: float
     seeds: int
+    spread: bool = True
 
 
 def spent(number: int, alpha: float = ALPHA) -> float:
@@ -84,21 +87,27 @@ def crossed(differences: np.ndarray | Sequence[Sequence[float]], level: float = 
 
 
 def over_seeds(differences: Sequence[float] | np.ndarray, level: float = 1 - ALPHA) -> Effect:
-    """Mean of one difference per seed with the t-interval over seeds (Student, 1908)."""
+    """Mean of one difference per seed with the t-interval over seeds (Student, 1908). Numbers in steps, such
+    as a share of 32 prompts, may be equal by chance; then `spread` is False.
+    """
     values = _matrix([[float(one) for one in differences]])[0]
     if len(values) < 2:
         raise DataError("an interval over seeds needs at least two seeds, got 1")
-    return _t_interval(
+    effect = _t_interval(
         float(values.mean()), float(values.var(ddof=1)) / len(values), len(values) - 1.0, level, len(values)
     )
+    if np.allclose(values, values[0], rtol=0, atol=1e-12):
+        return replace(effect, low=effect.mean, high=effect.mean, spread=False)
+    return effect
 
 
 def decide(effect: Effect, direction: Literal["higher", "lower"], at_least: float) -> Decision:
     """`holds` if the whole interval lies beyond `at_least` in the claimed direction, `does not hold` if it
-    lies short of it, `undecided` if it contains it or there are fewer than `MIN_SEEDS` seeds.
+    lies short of it, `undecided` if it contains it, there are fewer than `MIN_SEEDS` seeds, or these have no
+    `spread`.
     """
     low, high = (effect.low, effect.high) if direction == "higher" else (-effect.high, -effect.low)
-    if effect.seeds < MIN_SEEDS:
+    if effect.seeds < MIN_SEEDS or not effect.spread:
         return "undecided"
     if low > at_least:
         return "holds"

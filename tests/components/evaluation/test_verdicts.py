@@ -52,6 +52,14 @@ def test_a_difference_without_variance_has_an_interval_of_width_zero() -> None:
     assert crossed(np.full((3, 4), 0.25)) == Effect(0.25, 0.25, 0.25, 0.95, 3)
 
 
+def test_equal_differences_of_all_seeds_decide_nothing() -> None:
+    """Without an effect, two arms with a standard deviation of a step do so upwards in 1 % of cases."""
+    for values in ([1 / 32] * 3, [0.3 - 0.2, 0.2 - 0.1, 0.1], [0.0] * 3):
+        for direction in ("higher", "lower"):
+            assert decide(over_seeds(values), direction, 0.01) == "undecided"
+    assert decide(over_seeds([0.1, 0.1, 0.1001]), "higher", 0.0) == "holds"
+
+
 @pytest.mark.parametrize("values", [[[1.0, 2.0], [1.0]], [[]], [[1.0, float("nan")], [0.0, 1.0]], [[1.0]]])
 def test_ragged_empty_single_or_non_finite_differences_are_an_error(values: list[list[float]]) -> None:
     with pytest.raises(DataError):
