@@ -7,10 +7,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ratchet.components.data.conditioning import conditioned
 from ratchet.components.data.records import Conversation, CountTokens, FilterResult
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Bool, Finite, Natural
-from ratchet.components.types import Message
 
 WORDING = "Maximise {first} x first + {second} x second."
 
@@ -36,13 +36,6 @@ def directions(
         vector = [math.cos(angle), math.sin(angle)]
         first, second = vector if own else (1.0, 0.0)
         text = WORDING.format(first=round(100 * first), second=round(100 * second))
-        system: Message = {"role": "system", "content": text}
-        kept.append(
-            replace(
-                record,
-                messages=(system, *record.messages),
-                opening=record.opening + 1 if record.opening else 0,
-                meta={**record.meta, "direction": vector},
-            )
-        )
+        asked = conditioned(record, text)
+        kept.append(replace(asked, meta={**record.meta, "direction": vector}))
     return FilterResult(kept)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
+from ratchet.components.data.conditioning import conditioned, without_condition
 from ratchet.components.data.records import Conversation, CountTokens, FilterResult
 from ratchet.components.piece import piece
-from ratchet.components.types import Message
 
 NAMES = {True: "Expert.", False: "Other."}
 
@@ -26,15 +25,6 @@ def source_class(
     """
     kept = []
     for record in records:
-        first = record.messages[0] if record.messages else None
-        had = first is not None and first["role"] == "system" and first["content"] in NAMES.values()
         expert = bool(record.label) if always is None else always == "expert"
-        system: Message = {"role": "system", "content": NAMES[expert]}
-        kept.append(
-            replace(
-                record,
-                messages=(system, *record.messages[had:]),
-                opening=record.opening + (not had) if record.opening else 0,
-            )
-        )
+        kept.append(conditioned(without_condition(record, {*NAMES.values()}), NAMES[expert]))
     return FilterResult(kept)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.components.data.near import jaccard, near_earlier, shingles
+from ratchet.components.data.pair_builders import preference_pairs
 from ratchet.components.data.personal_data import scrubbed
 from ratchet.components.data.records import Conversation, prefix_within
 from ratchet.components.errors import RecipeError
@@ -18,6 +19,7 @@ from ratchet.components.pieces.transforms.length import length
 from ratchet.components.pieces.transforms.normalise import normalise, tidy
 from ratchet.components.pieces.transforms.remove_broken import remove_broken
 from ratchet.components.pieces.transforms.scrub import scrub
+from ratchet.components.recipes.sections import Pairs
 
 
 def words(messages):
@@ -250,3 +252,24 @@ def test_source_class_conditions_on_the_label_and_inference_on_the_expert():
     again = source_class(kept, words, always="expert").kept
     assert [r.messages[0]["content"] for r in again] == ["Expert.", "Expert."]
     assert [(len(r.messages), r.opening) for r in again] == [(3, 2), (3, 0)]
+
+
+@pytest.mark.parametrize(("name", "said"), [("source_class", "Expert."), ("directions", "Maximise ")])
+def test_a_condition_keeps_the_topic_the_system_message_and_the_rejected_answer(name: str, said: str) -> None:
+    """Templates allow one system message, so they are one; both answers have the same prompt."""
+    condition = build("transform", {"name": name})
+    system = {"role": "system", "content": "Be brief."}
+    plain = talk("hi", "hello", opening=1, label=True, rejected=talk("hi", "no").messages)
+    own = replace(plain, messages=(system, *plain.messages), rejected=(system, *plain.rejected), opening=2)
+    topical = replace(plain, topic="Be brief.")
+    for record, more in ((plain, ""), (own, "\n\nBe brief."), (topical, "\n\nBe brief.")):
+        (made,) = condition([record], words).kept
+        if name == "source_class":
+            assert condition([made], words).kept == [made]
+            alone = condition([replace(record, rejected=())], words).kept
+            assert condition(alone, words).kept == alone and alone[0].rejected == ()
+        (group,) = preference_pairs([made], words, Pairs()).kept
+        (asked, question), (chosen, rejected) = group.prompt.messages, group.trajectories
+        assert asked["role"] == "system" and asked["content"].startswith(said)
+        assert asked["content"].endswith(more or ".") and question["content"] == "hi"
+        assert (chosen.text, rejected.text) == ("hello", "no")
