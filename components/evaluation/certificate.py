@@ -26,7 +26,7 @@ from ratchet.components.evaluation.certificate_statistics import (
 )
 from ratchet.components.recipes.conform import conform
 from ratchet.components.recipes.sections import Limits
-from ratchet.components.types import Group
+from ratchet.components.types import Group, Message
 
 CHANCE = 0.5
 
@@ -152,20 +152,19 @@ def require(certificate: Mapping[str, Any] | None, name: str = "the reward model
 
 def conversations_of(pairs: Sequence[Group]) -> int:
     """Number of distinct conversations that the pairs are taken from. Unnamed conversations are identified by
-    their first two turns.
+    their first two turns, and by more where these are the prompt's: up to the first turn of the side's own.
     """
-    return len(
-        {
-            side.meta.get("conversation")
-            or tuple(
-                m["content"].strip()
-                for m in (*pair.prompt.messages, *side.messages)
-                if m["role"] in ("user", "assistant")
-            )[:2]
-            for pair in pairs
-            for side in pair.trajectories
-        }
-    )
+
+    def turns(messages: Sequence[Message]) -> list[str]:
+        return [m["content"].strip() for m in messages if m["role"] in ("user", "assistant")]
+
+    found = set()
+    for pair in pairs:
+        asked = turns(pair.prompt.messages)
+        for side in pair.trajectories:
+            first = (*asked, *turns(side.messages))[: max(2, len(asked) + 1)]
+            found.add(side.meta.get("conversation") or first)
+    return len(found)
 
 
 def accuracy_by_kind(scores: Sequence[Sequence[float]], pairs: Sequence[Group]) -> dict[str, Interval]:

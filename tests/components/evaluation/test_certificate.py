@@ -177,6 +177,9 @@ def test_conversations_are_identified_by_id_or_first_turn():
     topic = Prompt("p", ({"role": "system", "content": "kites"},))
     short, long, other = side("hi", "hello"), side("hi", " hello", "you?", "fine"), side("hi", "bye")
     assert conversations_of([Group(topic, (short, other)), Group(topic, (long, other))]) == 2
+    question = [{"role": ("user", "assistant")[i % 2], "content": str(i)} for i in range(3)]
+    answers = [Trajectory(({"role": "assistant", "content": text},)) for text in ("yes", "no")]
+    assert conversations_of([Group(Prompt("p", tuple(question)), tuple(answers))]) == 2
     named = [side("hi", "hello", conversation=name) for name in "abca"]
     assert conversations_of([Group(topic, tuple(named[:2])), Group(topic, tuple(named[2:]))]) == 3
 
