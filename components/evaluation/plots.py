@@ -126,8 +126,10 @@ def best_of_n(found: Mapping[str, Mapping[str, float]], path: Path) -> Path:
 
 
 @styled
-def slices(rows: Mapping[str, Mapping[str, Mapping[str, float]]], path: Path, *, title: str) -> Path:
-    """Row label -> arm -> interval of a rate, as dots with intervals."""
+def slices(
+    rows: Mapping[str, Mapping[str, Mapping[str, float]]], path: Path, *, title: str, rate: bool = True
+) -> Path:
+    """Row label -> arm -> interval of a rate, or of any number without `rate`, as dots with intervals."""
     arms = list(dict.fromkeys(arm for row in rows.values() for arm in row))
     figure, axes = new_figure(6.2, 1.2 + (0.1 + 0.13 * len(arms)) * len(rows))
     for place, row in enumerate(reversed(list(rows.values()))):
@@ -146,13 +148,11 @@ def slices(rows: Mapping[str, Mapping[str, Mapping[str, float]]], path: Path, *,
     axes.set_yticks(range(len(rows)), list(reversed(list(rows))))
     for place in range(1, len(rows)):
         axes.axhline(place - 0.5, color="#e6e8eb", linewidth=0.8)
-    axes.set(
-        xlim=(-0.02, 1.02),
-        ylim=(-0.5, len(rows) - 0.5),
-        xlabel="rate, 95% interval over prompts",
-        title=title,
-    )
-    axes.xaxis.set_major_formatter("{x:.0%}")
+    axes.set(ylim=(-0.5, len(rows) - 0.5), title=title)
+    axes.set_xlabel(f"{'rate' if rate else 'mean'}, 95% interval over prompts")
+    if rate:
+        axes.set_xlim(-0.02, 1.02)
+        axes.xaxis.set_major_formatter("{x:.0%}")
     axes.grid(axis="y", visible=False)
     handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     figure.legend([handles[arm] for arm in arms], arms, loc="outside lower center", ncols=max(len(arms), 1))
@@ -160,9 +160,9 @@ def slices(rows: Mapping[str, Mapping[str, Mapping[str, float]]], path: Path, *,
 
 
 @styled
-def proxy_gold(rows: Sequence[Mapping[str, float]], path: Path) -> Path:
-    """Mean reward-model score (left axis, dashed) and true rate with its interval (right axis, solid) by
-    round.
+def proxy_gold(rows: Sequence[Mapping[str, float]], path: Path, *, rate: bool = True) -> Path:
+    """Mean reward-model score (left axis, dashed) and true rate (any number without `rate`) with its interval
+    (right axis, solid) by round.
     """
     figure, left = new_figure(6.2, 3.6)
     right = left.twinx()
@@ -189,7 +189,8 @@ def proxy_gold(rows: Sequence[Mapping[str, float]], path: Path) -> Path:
     left.set(xlabel="round", title="Reward model against the truth")
     left.set_ylabel("reward model's mean score", color=ORANGE)
     right.set_ylabel("true rate", color=GREEN)
-    right.yaxis.set_major_formatter(per_cent())
+    if rate:
+        right.yaxis.set_major_formatter(per_cent())
     right.spines["right"].set_visible(True)
     right.grid(visible=False)
     left.set_xticks(rounds)

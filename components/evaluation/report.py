@@ -8,7 +8,8 @@ it they are a plain list.
     verdict           what `gates.check_gates` returned
     rounds            [{round, reward.<name>, gold, kl, length, ...}]
     measure           the headline metric (`reward.instructions`), `measure_name` its display name; its gains
-                      are in `metrics` as `<measure>_gain_vs_sft` and `<measure>_gain_vs_base`, rates in 0..1
+                      are in `metrics` as `<measure>_gain_vs_sft` and `<measure>_gain_vs_base`; values in 0..1
+                      are shown as rates, others as numbers
     slices            name of a tag → its value → title → interval with `n`, of the rate of the measure
     proxy_gold        [{round, proxy, gold, gold_low, gold_high}]: the reward model's mean score and the true
                       rate
@@ -40,6 +41,7 @@ from typing import Any
 from ratchet.components.evaluation import plots
 from ratchet.components.evaluation.report_format import (
     interval,
+    is_rate,
     label,
     number,
     numbers,
@@ -112,6 +114,8 @@ def write_report(out: Path, results: Mapping[str, Any]) -> Path:
         rounds=_rounds(results.get("rounds") or []),
         slices={name: _slices(rows) for name, rows in (results.get("slices") or {}).items()},
         measure_name=measure_name(results),
+        rate=is_rate(results),
+        unit="rate" if is_rate(results) else "",
         transcripts=prepared(results.get("transcripts") or []),
         wins=win_rates(results.get("metrics") or {}, results.get("contrasts")),
         quality_against=quality_against(results),
@@ -138,9 +142,12 @@ def draw(results: Mapping[str, Any], folder: Path) -> dict[str, Path]:
             shown,
             folder / f"slices_{name}.png",
             title=f"{measure_name(results).capitalize()} by {tag_label(name)}",
+            rate=is_rate(results),
         )
     if results.get("proxy_gold"):
-        made["proxy_gold"] = plots.proxy_gold(results["proxy_gold"], folder / "proxy_gold.png")
+        made["proxy_gold"] = plots.proxy_gold(
+            results["proxy_gold"], folder / "proxy_gold.png", rate=is_rate(results)
+        )
     if results.get("lengths"):
         made["lengths"] = plots.lengths(results["lengths"], folder / "lengths.png")
     certificates = results.get("certificates") or {}
@@ -206,17 +213,18 @@ def _described(spec: Mapping[str, Any]) -> str:
 
 
 def _table(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics by arm, the headline metric first and as a rate."""
+    """Metrics by arm, the headline metric first."""
     arms, measure = results.get("arms") or {}, results.get("measure")
     names = sorted(
         dict.fromkeys(name for numbers in arms.values() for name in numbers), key=lambda name: name != measure
     )
+    unit = "rate" if is_rate(results) else ""
     return {
         "titles": list(arms),
         "rows": [
             (
                 measure_name(results) if name == measure else label(name),
-                [number(arms[title].get(name), "rate" if name == measure else name) for title in arms],
+                [number(arms[title].get(name), unit if name == measure else name) for title in arms],
             )
             for name in names
         ],

@@ -35,6 +35,16 @@ UNITS = {  # metric → how a reader calls it, number of decimals or per cent
 }
 
 
+def is_rate(results: Mapping[str, Any]) -> bool:
+    """Whether the headline metric reads as per cent: its values lie in 0..1 in every arm and for every prompt
+    of the final one. Returns of an environment do not.
+    """
+    measure = results.get("measure")
+    means = [arm[measure] for arm in (results.get("arms") or {}).values() if measure in arm]
+    final = (results.get("per_prompt") or {}).get(f"final.{measure}") or ()
+    return all(0 <= value <= 1 for value in (*means, *final))
+
+
 def label(name: str) -> str:
     """Display name of a metric."""
     if name in UNITS:

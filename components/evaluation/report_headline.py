@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ratchet.components.evaluation.report_format import label, points
+from ratchet.components.evaluation.report_format import is_rate, label, number, numbers, points
 
 
 def headline(results: Mapping[str, Any]) -> str:
@@ -38,11 +38,12 @@ def headline(results: Mapping[str, Any]) -> str:
 
 
 def gains(results: Mapping[str, Any]) -> str:
-    """Gain of the final policy over SFT policy and base model in points of the headline metric; empty without
-    either.
+    """Gain of the final policy over SFT policy and base model in the headline metric, in points if it is a
+    rate; empty without either.
     """
     metrics, measure = results.get("metrics") or {}, results.get("measure")
     found: dict[str, list[str]] = {}
+    rate = is_rate(results)
     policy, own = "the final policy", results.get("contrasts")
     compared = [("sft", policy, "the SFT policy"), ("base", policy, "the base model")]
     compared = [(one["key"], one["arm"], one["against"]) for one in own] if own else compared
@@ -57,7 +58,9 @@ def gains(results: Mapping[str, Any]) -> str:
                 if row["high"] < 0
                 else "not distinguishable from"
             )
-            found.setdefault(arm, []).append(f"{sure} {opponent} ({points(row)})")
+            found.setdefault(arm, []).append(
+                f"{sure} {opponent} ({points(row) if rate else numbers(row, sign='+')})"
+            )
     if not found:
         return ""
     over = next(
@@ -69,13 +72,15 @@ def gains(results: Mapping[str, Any]) -> str:
         "",
     )
     rates = [
-        f"{title} {arm[measure]:.1%}" for title, arm in (results.get("arms") or {}).items() if measure in arm
+        f"{title} {number(arm[measure], 'rate' if rate else '')}"
+        for title, arm in (results.get("arms") or {}).items()
+        if measure in arm
     ]
     return (
         f"By {measure_name(results)} "
         + "; ".join(f"{arm} is {' and '.join(texts)}" for arm, texts in found.items())
         + f": differences with 95% intervals{over}"
-        + (f". Rates: {', '.join(rates)}" if rates else "")
+        + (f". {'Rates' if rate else 'Means'}: {', '.join(rates)}" if rates else "")
     )
 
 

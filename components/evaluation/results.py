@@ -19,6 +19,7 @@ from ratchet.components.evaluation.quality import (
     slices,
     tag,
 )
+from ratchet.components.evaluation.report_format import is_rate
 from ratchet.components.evaluation.win_rate import compare
 from ratchet.components.recipes.arms import contrasts, final_arm, key_of, title_of
 from ratchet.components.types import Group
@@ -256,14 +257,13 @@ def headline(results: Mapping[str, Any]) -> str:
     measure, own = results["measure"], results.get("contrasts")
     against = [(one["key"], one["against"]) for one in own] if own else [("base", "base"), ("sft", "SFT")]
     if measure and any(f"{measure}_gain_vs_{key}.mean" in metrics for key, _ in against):
-        parts = [f"{measure.removeprefix('reward.')} {metrics[f'final.{measure}']:.1%}"]
-        parts += [
-            f"{100 * metrics[f'{measure}_gain_vs_{key}.mean']:+.1f} points over {name} "
-            f"[{100 * metrics[f'{measure}_gain_vs_{key}.low']:.1f}, "
-            f"{100 * metrics[f'{measure}_gain_vs_{key}.high']:.1f}]"
-            for key, name in against
-            if f"{measure}_gain_vs_{key}.mean" in metrics
-        ]
+        scale, form, unit = (100, ".1f", " points") if is_rate(results) else (1, ".3f", "")
+        final = metrics[f"final.{measure}"]
+        parts = [f"{measure.removeprefix('reward.')} {format(final, '.1%' if unit else form)}"]
+        for row, name in ((f"{measure}_gain_vs_{key}", name) for key, name in against):
+            if f"{row}.mean" in metrics:
+                mean, low, high = (scale * metrics[f"{row}.{end}"] for end in ("mean", "low", "high"))
+                parts.append(f"{mean:+{form}}{unit} over {name} [{low:{form}}, {high:{form}}]")
         return ", ".join(parts)
     first = next((k for k in metrics if k.startswith("final.reward.")), None)
     return (

@@ -17,6 +17,7 @@ from ratchet.components.evaluation.gates import check_gates
 from ratchet.components.evaluation.report import win_rates, write_report
 from ratchet.components.evaluation.report_format import number, pictured
 from ratchet.components.evaluation.report_headline import headline
+from ratchet.components.evaluation.results import headline as summary
 from ratchet.components.evaluation.transcripts import prepared
 
 
@@ -447,6 +448,26 @@ def test_headline_follows_the_win_rate_interval(low, high, words):
         "win_rate_vs_sft.high": high,
     }
     assert words in headline({"metrics": metrics})
+
+
+def test_returns_are_numbers_and_no_rates(tmp_path):
+    """A maze's return of 1.9 is not 190 per cent; a rate in every arm and prompt is."""
+    gain = {"mean": 1.2, "low": 1.0, "high": 1.4, "n": 64}
+    found = {
+        "measure": "reward.environment",
+        "metrics": {"final.reward.environment": 1.9}
+        | {f"reward.environment_gain_vs_base.{end}": value for end, value in gain.items()},
+        "arms": {"base": {"reward.environment": 0.7}, "final": {"reward.environment": 1.9}},
+        "slices": {"size": {"3": {"final": {"mean": 1.9, "low": 1.7, "high": 2.1, "n": 64}}}},
+    }
+    page = write_report(tmp_path, found).read_text().replace("\u00a0", " ")
+    assert "better than the base model (+1.200 [+1.000, +1.400])" in page
+    assert "Means: base 0.700, final 1.900" in page and "1.900 [1.700, 2.100]" in page
+    assert "190" not in headline(found) and "190.0%" not in page
+    assert summary(found) == "environment 1.900, +1.200 over base [1.000, 1.400]"
+    rate = {**found, "arms": {"final": {"reward.environment": 0.9}}}
+    assert "Rates: final 90.0%" in headline(rate)
+    assert "Means: final 0.900" in headline({**rate, "per_prompt": {"final.reward.environment": [-0.1, 1.9]}})
 
 
 def test_names_and_numbers_for_readers():
