@@ -66,7 +66,7 @@ class Conversation:
         return "\n".join(m["content"] for m in (*self.messages, *self.rejected) if m["role"] != "system")
 
     def rewritten(self, change: Callable[[str], str]) -> Conversation:
-        """The record with `change` applied to every text."""
+        """The record with `change` applied to every text but the reference answer."""
 
         def each(messages: Sequence[Message]) -> tuple[Message, ...]:
             return tuple({"role": m["role"], "content": change(m["content"])} for m in messages)  # type: ignore[misc]

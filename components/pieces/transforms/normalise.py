@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ratchet.components.data.records import Conversation, CountTokens, FilterResult
 from ratchet.components.piece import piece
@@ -35,16 +36,21 @@ def normalise(
     records: Sequence[Conversation], count_tokens: CountTokens, *, quotes: Bool = True
 ) -> FilterResult:
     """NFC, straight quotes (unless `quotes` is false), no control characters, single spaces, at most one
-    blank line.
+    blank line; also in reference answers, which replies are compared with, if these are a line of text: code
+    and JSON are kept.
     """
-    kept = [record.rewritten(lambda text: tidy(text, quotes)) for record in records]
+    kept = []
+    for record in records:
+        made = record.rewritten(lambda text: tidy(text, quotes))
+        plain = record.answer is not None and not re.search(r"\n|^\s*[\[{]", record.answer)
+        kept.append(replace(made, answer=tidy(record.answer, quotes)) if plain else made)
     return FilterResult(kept, [], {"text tidied": sum(a != b for a, b in zip(records, kept, strict=True))})
 
 
 def tidy(text: str, quotes: bool = True) -> str:
     """Normalise one text; idempotent."""
-    if not text.isascii():
-        text = unicodedata.normalize("NFC", text.translate(QUOTES) if quotes else text)
+    if quotes and not text.isascii():
+        text = text.translate(QUOTES)
     if text.isascii() and text.isprintable():
         return re.sub(r"  +", " ", text).strip()
     text = "".join(
@@ -54,5 +60,6 @@ def tidy(text: str, quotes: bool = True) -> str:
         or (c.isascii() and c.isprintable())
         or (not c.isascii() and unicodedata.category(c) not in ("Cc", "Cs", "Co", "Cn"))
     )
+    text = unicodedata.normalize("NFC", text)  # what was removed may have stood before a combining character
     text = re.sub(r"[^\S\n]+", " ", text)
     return re.sub(r" ?\n ?", "\n", re.sub(r"\s*\n\s*\n\s*", "\n\n", text)).strip()

@@ -41,6 +41,7 @@ def ids(records):
     [
         ("  a \u00a0 b\t", "a b"),
         ("cafe\u0301", "café"),
+        ("cafe\x00\u0301", "café"),
         ("“no”…", '"no"...'),
         ("a\x00b\x1b[0m", "ab[0m"),
         ("a\n\n\n\nb", "a\n\nb"),
@@ -51,6 +52,22 @@ def ids(records):
 def test_normalise(raw, clean):
     assert tidy(raw) == clean
     assert normalise([talk(raw, "x")], words).kept[0].messages[0]["content"] == clean
+
+
+@pytest.mark.parametrize(
+    ("raw", "clean"),
+    [
+        ("O’Brien", "O'Brien"),
+        ("3\u20135", "3-5"),
+        ('["“no”"]', None),
+        ('{"a": "“no”"}', None),
+        ("assert f(1) == 2\n    # “two”", None),
+        (None, None),
+    ],
+)
+def test_normalise_treats_reference_answers_like_replies(raw: str | None, clean: str | None) -> None:
+    """The right reply to a normalised record is the normalised answer; programs are no prose."""
+    assert normalise([talk("a", "b", answer=raw)], words).kept[0].answer == (clean or raw)
 
 
 @given(st.text())
