@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,8 +17,8 @@ from ratchet.components.types import Group, Prompt
 @piece(reads=("{reward}",), paper="arXiv:2504.03380")
 class DifficultyPool:
     """Samples prompts with weight p (1 - p) + floor, where p is the running mean of rewards in [0, 1] of the
-    prompt (1/2 if unseen). Stateful: `update` is called with scored groups; without updates sampling is
-    uniform.
+    prompt (1/2 if unseen); with floor 0, those always or never solved only when no others are left. Stateful:
+    `update` is called with scored groups; without updates sampling is uniform.
 
     The paper bounds the expected improvement from below by the variance p (1 - p) of the success and filters
     a step's prompts by it; sampling by it from earlier steps is ours.
@@ -40,11 +41,12 @@ class DifficultyPool:
         rng = random.Random(f"{seed}/{round}")
         keyed = []
         for prompt in sorted(prompts, key=lambda p: p.id):
-            p = self.solved.get(prompt.id, 0.5)
-            keyed.append(
-                (rng.random() ** (1 / (p * (1 - p) + self.floor)), prompt.id, prompt)
-            )  # weighted sampling without replacement
-        return [prompt for _, _, prompt in sorted(keyed, key=lambda k: (-k[0], k[1]))[:count]]
+            p, u = self.solved.get(prompt.id, 0.5), rng.random()
+            weight = p * (1 - p) + self.floor
+            # weighted sampling without replacement: the order of u^(1/weight), which may underflow
+            rank = math.log(u) / weight if u and weight else -math.inf
+            keyed.append((-rank, u, prompt.id, prompt))
+        return [prompt for *_, prompt in sorted(keyed, key=lambda k: k[:3])[:count]]
 
     def update(self, groups: Sequence[Group]) -> None:
         """Update the running means from scored groups; rewards are clipped to [0, 1]."""

@@ -60,3 +60,11 @@ def test_difficulty_pool_prefers_the_half_solved_and_resumes():
     other = build("prompts", {"name": "difficulty_pool", "floor": 0.001})
     other.restore(pool.state())
     assert other(PROMPTS, 5, 7, 30, 0) == pool(PROMPTS, 5, 7, 30, 0)
+
+
+@pytest.mark.parametrize("floor", [0.0, 1e-6])
+def test_difficulty_pool_with_little_or_no_floor_draws_by_chance_among_equals(floor: float) -> None:
+    pool = build("prompts", {"name": "difficulty_pool", "floor": floor})
+    pool.update([Group(p, (Trajectory(()),), {"reward.exact_answer": [1.0]}) for p in PROMPTS[:19]])
+    drawn = [[p.id for p in pool(PROMPTS, 3, r, 9, 0)] for r in range(9)]
+    assert all(ids[0] == "19" for ids in drawn) and len({*map(tuple, drawn)}) == 9
