@@ -74,7 +74,7 @@ def piece(
     - `gold`: a verifier that gives a prompt's own `answer` the reward 1.
     - `means`: functions of the same file, (outputs, batch) -> (B,), whose means over the step are passed to
       the objective as columns.
-    - `compares`: needs at least two answers per prompt.
+    - `compares`: needs at least two answers per prompt; of a report: the arms' answers to the same prompts.
     - `makes`: groups that a selector returns: preference pairs (chosen first), single answers, or ("")
       unchanged.
     - `by_group`: an annotator whose values for a group depend on it alone, so that ranks share the groups.

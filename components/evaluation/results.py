@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ratchet.components.errors import DataError
 from ratchet.components.evaluation.bootstrap import Interval, difference, mean_interval
 from ratchet.components.evaluation.diversity import distinct_n_ratio
 from ratchet.components.evaluation.kl import sequence_kl
@@ -65,6 +66,12 @@ class Scored:
         """Score or measure -> its mean over the answers to each prompt."""
         found = {**self.scores[arm], **self.measured[arm]}
         return {name: [average(row) for row in rows] for name, rows in found.items()}
+
+    def paired(self, arms: Sequence[str], name: str) -> list[list[float]]:
+        """The rows of `by_prompt` of each arm. `DataError` unless all arms have the same prompts."""
+        if len({self.splits[arm] for arm in arms}) > 1:
+            raise DataError(f"expected arms on one split of prompts, got {', '.join(arms)} on several")
+        return [self.by_prompt(arm)[name] for arm in arms]
 
     def per_prompt(self) -> dict[str, list[float]]:
         """Scores and measures by prompt: `final.NAME`, and `ARM.NAME` if the recipe names its arms."""

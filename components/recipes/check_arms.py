@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.evaluation.measured import ENDS, measured, scores_and_measures
+from ratchet.components.piece import describe
 from ratchet.components.recipes.arms import arms, key_of, label_of
 from ratchet.components.recipes.check_sections import check_absolute, check_piece
 from ratchet.components.recipes.phases import sections
@@ -60,14 +61,22 @@ def _check_labels(specs: Sequence[Spec], key: str) -> None:
 def _check_report(recipe: Recipe, spec: Spec, where: str) -> None:
     """The options in `ARMS` name arms, those in `NUMBERS` scores and measures that every arm has."""
     check_piece("report", spec, set(), set(), where)
-    planned = arms(recipe)
+    planned, compared = arms(recipe), set[str]()
     numbers = scores_and_measures(recipe)
     for options, kind, known in ((ARMS, "arm", set(planned)), (NUMBERS, "measure or metric", numbers)):
         for option in options:
             names = spec.get(option) or ()
-            for name in [names] if isinstance(names, str) else names:
+            names = [names] if isinstance(names, str) else names
+            compared |= {*names} if kind == "arm" else set()
+            for name in names:
                 if name not in known:
                     raise RecipeError(f"{where}.{option}: no {kind} named {name!r}{nearest(name, known)}")
+    splits = sorted({planned[name].data for name in compared or planned})
+    if describe("report", spec["name"]).compares and len(splits) > 1:
+        raise RecipeError(
+            f"{where}: {spec['name']!r} compares answers to the same prompts; expected arms on one split, "
+            f"got {', '.join(splits)}"
+        )
 
 
 def _columns(annotators: Sequence[Spec], models: set[str], where: str) -> set[str]:

@@ -8,7 +8,7 @@ from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Share
 
 
-@piece(paper="arXiv:2410.16476")
+@piece(compares=True, paper="arXiv:2410.16476")
 def above_line(
     scored: Scored, *, arm: str, other: str, third: str, measure: str, share: Share = 0.5
 ) -> Interval:
@@ -16,5 +16,5 @@ def above_line(
     on the same prompts. Above 0: a model whose weights lie between two models is better than mixing their
     results. Below 0: the failure of interpolation of section 3.
     """
-    rows = [scored.by_prompt(name)[measure] for name in (arm, other, third)]
+    rows = scored.paired((arm, other, third), measure)
     return mean_interval([m - (1 - share) * a - share * b for m, a, b in zip(*rows, strict=True)])

@@ -12,14 +12,15 @@ from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import NotNegative
 
 
-@piece(paper="arXiv:2312.14925")
+@piece(compares=True, paper="arXiv:2312.14925")
 def frontier(
     scored: Scored, *, of: str, to: str = "kl", limit: NotNegative, arms: Sequence[str] = ()
 ) -> Interval:
-    """`of` at a divergence `to` of `limit` on the reward-KL frontier of the arms (checkpoints, or values of
-    beta): the means of `of` of the neighbouring arms, interpolated linearly in `to` (Gao et al. draw it over
-    the square root). Beyond the arms' range it is the value of the nearest arm. The interval is for new
-    prompts.
+    """The highest `of` within a divergence `to` of `limit` on the reward-KL frontier of the arms
+    (checkpoints, or values of beta), all on the same prompts: that of an arm within it, or at the limit the
+    means of the neighbouring arms, interpolated linearly in `to` (Gao et al. draw it over the square root).
+    Below the arms' range it is the value of the nearest arm. The interval is for new prompts, with the arms
+    given.
     """
     chosen = list(arms) or list(scored.splits)
     points = sorted((float(np.mean(scored.by_prompt(arm)[to])), arm) for arm in chosen)
@@ -27,5 +28,7 @@ def frontier(
     above = min((p for p in points if p[0] >= limit), default=points[-1])
     share = (limit - below[0]) / (above[0] - below[0]) if above[0] > below[0] else 0.0
     share = min(max(share, 0.0), 1.0)
-    rows = [scored.by_prompt(arm)[of] for arm in (below[1], above[1])]
-    return mean_interval([(1 - share) * a + share * b for a, b in zip(*rows, strict=True)])
+    rows = dict(zip(chosen, scored.paired(chosen, of), strict=True))
+    ends = zip(rows[below[1]], rows[above[1]], strict=True)
+    within = [rows[arm] for divergence, arm in points if divergence <= limit]
+    return mean_interval(max([[(1 - share) * a + share * b for a, b in ends], *within], key=np.mean))

@@ -10,13 +10,13 @@ from ratchet.components.evaluation.results import Scored
 from ratchet.components.piece import piece
 
 
-@piece(paper="arXiv:2309.10105")
+@piece(compares=True, paper="arXiv:2309.10105")
 def recovered(scored: Scored, *, arm: str, other: str, third: str, measure: str) -> Interval:
     """(arm - other) / (third - other) of the means of `measure` on the same prompts: the share of what
     `other` (the tuned model) lost against `third` (the model before) that `arm` brings back. Bootstrap over
     prompts. `DataError` if `other` lost nothing.
     """
-    rows = np.array([scored.by_prompt(name)[measure] for name in (arm, other, third)])
+    rows = np.array(scored.paired((arm, other, third), measure))
     mean = rows.mean(1)
     if mean[2] <= mean[1]:
         raise DataError(

@@ -13,7 +13,7 @@ from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Count, Seed
 
 
-@piece(paper="arXiv:2311.00168")
+@piece(compares=True, paper="arXiv:2311.00168")
 def regret(
     scored: Scored, *, of: str, to: str, arms: Sequence[str] = (), halves: Count = 200, seed: Seed = 0
 ) -> Interval:
@@ -23,9 +23,11 @@ def regret(
     `halves`. `arms`: empty for all.
     """
     chosen = list(arms) or list(scored.splits)
-    if len(chosen) < 2 or len({scored.splits[arm] for arm in chosen}) > 1:
-        raise DataError("report regret: expected two arms or more on one split of prompts")
-    proxy, gold = (np.array([scored.by_prompt(arm)[name] for arm in chosen]) for name in (of, to))
+    if len(chosen) < 2:
+        raise DataError("report regret: expected two arms or more")
+    proxy, gold = (np.array(scored.paired(chosen, name)) for name in (of, to))
+    if gold.shape[1] < 2:
+        raise DataError("report regret: expected two prompts or more, to choose on a half of them")
     rng, size = np.random.default_rng(seed), gold.shape[1]
     losses = []
     for _ in range(halves):

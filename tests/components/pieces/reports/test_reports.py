@@ -74,11 +74,12 @@ def test_regret_is_the_gold_lost_by_the_proxys_choice_and_zero_by_chance() -> No
     given = scored(a={"proxy": [1.0] * 8, "gold": [0.5] * 8}, b={"proxy": [2.0] * 8, "gold": [0.2] * 8})
     assert report(given, name="regret", of="proxy", to="gold")["mean"] == pytest.approx(0.3)
     assert report(given, name="regret", of="gold", to="gold")["mean"] == 0.0
-    with pytest.raises(DataError, match="one split"):
+    with pytest.raises(DataError, match="two arms"):
         build("report", {"name": "regret", "of": "gold", "to": "gold", "arms": ["a"]})(given)
 
 
-def test_the_frontier_is_interpolated_between_its_neighbours() -> None:
+def test_the_frontier_is_the_highest_reward_within_the_budget() -> None:
+    """Between 0 and 4 it is interpolated; beyond 4 the best arm within the budget is the one at 4."""
     given = scored(
         a={"kl": [0.0, 0.0], "x": [0.5, 0.5]},
         b={"kl": [4.0, 4.0], "x": [0.9, 0.9]},
@@ -88,7 +89,7 @@ def test_the_frontier_is_interpolated_between_its_neighbours() -> None:
         limit: report(given, name="frontier", of="x", limit=limit)["mean"]
         for limit in (0.0, 1.0, 4.0, 6.5, 20.0)
     }
-    assert values == pytest.approx({0.0: 0.5, 1.0: 0.6, 4.0: 0.9, 6.5: 0.8, 20.0: 0.7})
+    assert values == pytest.approx({0.0: 0.5, 1.0: 0.6, 4.0: 0.9, 6.5: 0.9, 20.0: 0.9})
 
 
 @pytest.mark.parametrize(
@@ -107,6 +108,35 @@ def test_the_frontier_is_interpolated_between_its_neighbours() -> None:
 def test_a_report_that_cannot_be_made_is_refused_by_the_check(spec: str, says: str) -> None:
     with pytest.raises(RecipeError, match=says):
         load("sentiment_rloo", overrides=[f"evaluate.reports=[{spec}]"])
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"name": "above_line", "arm": "a", "other": "b", "third": "c", "measure": "x"},
+        {"name": "recovered", "arm": "a", "other": "b", "third": "c", "measure": "x"},
+        {"name": "frontier", "of": "x", "to": "kl", "limit": 1.5},
+        {"name": "regret", "of": "x", "to": "kl"},
+    ],
+)
+def test_arms_on_several_splits_have_no_paired_report(spec: dict[str, object]) -> None:
+    """Prompt i of one split is not prompt i of another, whatever their numbers."""
+    values = {arm: {"x": [float(i), 0.5], "kl": [float(i)] * 2} for i, arm in enumerate("abc")}
+    _, undefined = reports_of(scored({"a": "one", "b": "one", "c": "another"}, **values), [spec])
+    assert "on one split of prompts" in undefined[str(spec["name"])]
+    with pytest.raises(DataError, match="two prompts"):
+        report(scored(a={"x": [1.0]}, b={"x": [2.0]}), name="regret", of="x", to="x")
+
+
+def test_a_paired_report_over_several_splits_is_refused_by_the_check() -> None:
+    changes = [
+        "evaluate.arms={start: {model: base}, policy: {}, last: {data: prompts}}",
+        "evaluate.reports=[{name: frontier, of: ead, to: ead, limit: 1.0}]",
+    ]
+    with pytest.raises(RecipeError, match=r"reports\[0\]: 'frontier' compares .* evaluate, prompts"):
+        load("sentiment_rloo", overrides=changes)
+    changes[1] = "evaluate.reports=[{name: frontier, of: ead, to: ead, limit: 1.0, arms: [start, policy]}]"
+    load("sentiment_rloo", overrides=changes)
 
 
 def test_two_reports_need_two_labels() -> None:
