@@ -13,6 +13,7 @@ from ratchet.components.evaluation.linear import bradley_terry
 
 BINS = 10
 MATCHED = 0.1
+ROUNDING = 1e-9
 
 
 def independent(pairs: int, conversations: int) -> int:
@@ -73,6 +74,8 @@ def length_bias(deltas: np.ndarray, lengths: np.ndarray, trials: int | None = No
     varied = energy > 0 and np.ptp(np.abs(deltas)) + np.abs(deltas).max() > 0
     pearson = float((deltas * gaps).sum() / math.sqrt((deltas**2).sum() * energy)) if varied else 0.0
     spearman = float(spearmanr(np.r_[deltas, -deltas], np.r_[gaps, -gaps]).statistic) if varied else 0.0  # pyright: ignore[reportAttributeAccessIssue]
+    rest = deltas - slope * gaps
+    rest[np.abs(rest) <= ROUNDING * np.abs(deltas).max()] = 0.0  # scores that are only length: ties
     near = np.abs(gaps) < math.log1p(MATCHED)
     score_weight, length_weight = _logistic(deltas, gaps)
     return {
@@ -81,7 +84,7 @@ def length_bias(deltas: np.ndarray, lengths: np.ndarray, trials: int | None = No
         "spearman": spearman,
         "slope": slope,
         "matched": accuracy(deltas[near], trials) if near.any() else None,
-        "controlled": accuracy(deltas - slope * gaps, trials),
+        "controlled": accuracy(rest, trials),
         "coefficients": {"score": score_weight, "length": length_weight},
     }
 

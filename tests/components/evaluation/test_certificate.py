@@ -75,6 +75,18 @@ def test_length_biased_reward_model_is_detected():
     assert fair["longer_preferred"] == accuracy(gaps)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_scores_that_are_only_length_are_ties_once_length_is_taken_out(seed):
+    """Not a share of the signs of their rounding errors."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(5, 60, (200, 2)).astype(float)
+    longer_first = np.sort(lengths, 1)[:, ::-1]
+    lengths = np.where((rng.random(200) < 0.75)[:, None], longer_first, np.sort(lengths, 1))
+    gaps = np.log1p(lengths[:, 0]) - np.log1p(lengths[:, 1])
+    for factor in (1.0, 0.3, 0.37):
+        assert length_bias(factor * gaps, lengths)["controlled"]["mean"] == 0.5
+
+
 def test_swapping_every_pair_mirrors_accuracy_and_keeps_correlation():
     rng = np.random.default_rng(1)
     deltas, lengths = rng.normal(size=50), rng.integers(1, 30, size=(50, 2)).astype(float)
