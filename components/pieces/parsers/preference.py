@@ -40,7 +40,10 @@ def preference(row: Mapping[str, Any]) -> list[Conversation]:
         margin = best - worst
     if margin is not None and margin <= 0:
         raise ValueError("the rejected answer is rated at least as high as the chosen one")
-    optional = {"margin": margin, "label_weight": score_of("label_weight", row.get("label_weight"))}
+    weight = score_of("label_weight", row.get("label_weight"))
+    if weight is not None and weight < 0:
+        raise ValueError(f"label_weight: expected 0 or more, got {weight:g}")
+    optional = {"margin": margin, "label_weight": weight}
     return [
         Conversation(
             "",

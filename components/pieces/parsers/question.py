@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ratchet.components.data.messages import PROMPTS
 from ratchet.components.data.records import Conversation
 from ratchet.components.piece import piece
 from ratchet.components.pieces.parsers.prompt import prompt_with_answer
@@ -15,5 +16,8 @@ from ratchet.components.recipes.ranges import Bool
 def question(
     row: Mapping[str, Any], *, marker: str = "####", annotations: Bool = False
 ) -> list[Conversation]:
-    """`question` and `answer`, as `prompt` and `answer` of the parser `prompt`: GSM8K as published."""
-    return prompt_with_answer(row, marker, annotations)
+    """`question` and `answer`, as `prompt` and `answer` of the parser `prompt`, whatever other columns there
+    are: GSM8K as published.
+    """
+    own = {name: value for name, value in row.items() if name == "question" or name not in PROMPTS}
+    return prompt_with_answer(own, marker, annotations)

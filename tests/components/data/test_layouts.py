@@ -401,6 +401,10 @@ def test_gsm8k_as_published_gives_the_number_and_the_solution(tmp_path):
     (group,) = prompt_groups([record], words, Contexts()).kept
     assert group.prompt.answer == "72" and len(group.prompt.messages) == 1
     assert (
+        one(tmp_path, {**row, "prompt": "Solve it."}, {"name": "question"}).messages[0]["content"]
+        == row["question"]
+    )
+    assert (
         "<<48/2=24>>" in one(tmp_path, row, {"name": "question", "annotations": True}).messages[1]["content"]
     )
     assert one(tmp_path, {"prompt": "1+1?", "answer": 2}).answer == "2"
@@ -749,6 +753,8 @@ def test_a_parser_that_fits_no_row_is_named(tmp_path):
 
 def test_the_weight_of_a_pair_is_a_column(tmp_path):
     row = {"prompt": "q", "chosen": "yes", "rejected": "no"}
+    with pytest.raises(DataError, match="label_weight: expected 0 or more, got -1"):
+        parse(written(tmp_path, {**row, "label_weight": -1.0}))
     records = parse(written(tmp_path, {**row, "label_weight": 0.25, "margin": 2}, row)).kept
     weighted, plain_pair = preference_pairs(records, words, Pairs()).kept
     assert weighted.columns == {"margin": [2.0, 2.0], "label_weight": [0.25, 0.25]}
