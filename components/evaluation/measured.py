@@ -24,6 +24,16 @@ OF_ANSWERS = (
     "distinct_2",
     "self_bleu",
 )
+BUILT_IN = (
+    *OF_ANSWERS,
+    "perplexity",
+    "embedding_spread",
+    "gold_gain",
+    "proxy_over_gold",
+    "kl_to_sft",
+    *(f"{name}_ratio" for name in ("perplexity", "distinct_2", "length", "embedding_spread")),
+)
+"""Numbers of arms and contrasts that no measure or report may overwrite."""
 
 
 def measured(recipe: Recipe) -> dict[str, bool]:

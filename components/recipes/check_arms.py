@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from ratchet.components.errors import RecipeError, nearest
-from ratchet.components.evaluation.measured import ENDS, measured, scores_and_measures
+from ratchet.components.evaluation.measured import BUILT_IN, ENDS, measured, scores_and_measures
 from ratchet.components.piece import describe
 from ratchet.components.recipes.arms import arms, key_of, label_of
 from ratchet.components.recipes.check_sections import check_absolute, check_piece
@@ -46,7 +46,9 @@ def check_evaluation(recipe: Recipe, known: set[str]) -> None:
 
 
 def _check_labels(specs: Sequence[Spec], key: str) -> None:
-    """Each measure or report has a name of its own."""
+    """Each measure or report has a name of its own. A measure may have the name of a number that every
+    evaluation has, if that is the piece's (`personal_data`, which says the same).
+    """
     labels: set[str] = set()
     for spec in specs:
         if (label := label_of(spec)) in labels:
@@ -54,6 +56,12 @@ def _check_labels(specs: Sequence[Spec], key: str) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", str(label)):
             raise RecipeError(
                 f"evaluate.{key}: expected a label of lower-case letters, digits and _, got {label!r}"
+            )
+        taken = label in {*BUILT_IN, *TAKEN} or re.search(r"_vs_|^win_rate", label)
+        if taken and label != spec["name"]:
+            raise RecipeError(
+                f"evaluate.{key}: {label!r} is, or is part of, the name of another metric; give this one "
+                "another label"
             )
         labels.add(label)
 

@@ -13,7 +13,7 @@ from typing import Any
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.labels.labels import SCORE
 from ratchet.components.models.outputs import OUTPUTS
-from ratchet.components.piece import catalogue, describe
+from ratchet.components.piece import catalogue, describe, resolve
 from ratchet.components.recipes.check_fit import check_fit, check_reads, objectives_of_pairs
 from ratchet.components.recipes.conform import known_keys
 from ratchet.components.recipes.phases import asks_people
@@ -200,6 +200,8 @@ def _check_sampling(online: Online, where: str) -> None:
 def _check_watched(online: Online, where: str) -> None:
     """Every health rule exists, and its metric is measured."""
     known_keys(online.health, catalogue("health"), f"{where}.health")
+    for name, rule in online.health.items():
+        resolve("health", {"name": name, "limit": rule.limit}, where=f"{where}.health.{name}")
     for name in ("truncated", "equal_rewards"):
         if name in online.health and online.health[name].limit >= 1:
             raise RecipeError(

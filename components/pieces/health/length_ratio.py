@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from ratchet.components.evaluation.health import Metrics, ratio_of
 from ratchet.components.piece import piece
-from ratchet.components.recipes.ranges import Finite
+from ratchet.components.recipes.ranges import Above1
 
 
 @piece()
-def length_ratio(history: Sequence[Metrics], *, limit: Finite) -> tuple[bool, float, str]:
+def length_ratio(history: Sequence[Metrics], *, limit: Above1) -> tuple[bool, float, str]:
     """Mean length against the first round's: trips above `limit` and below 1 / `limit`."""
     first, now = history[0], history[-1]
     ratio = ratio_of(now["length"], first["length"])

@@ -64,6 +64,15 @@ def test_directions_ties_and_intervals():
     assert passes(wide, over=0.55, below=0.65) and not passes(wide, over=0.55, below=0.6)
 
 
+@pytest.mark.parametrize("limit", [0.0, 0.8, 1.0])
+def test_a_length_ratio_of_one_or_less_is_refused(limit):
+    """Lengths cannot lie within 1 / limit and limit."""
+    with pytest.raises(RecipeError, match="limit"):
+        check([{"length": 10.0}], {"length_ratio": {"limit": limit, "action": "warn"}})
+    with pytest.raises(RecipeError, match="limit"):
+        load("chat", overrides=[f"online.health.length_ratio.limit={limit}"])
+
+
 def test_an_interval_of_few_prompts_passes_no_gate():
     """Of five prompts all are won by chance in 3 % of cases, of six in 1.6 %."""
     for n, shown in ((5, False), (6, True)):

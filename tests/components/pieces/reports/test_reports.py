@@ -145,6 +145,20 @@ def test_two_reports_need_two_labels() -> None:
         load("sentiment_rloo", overrides=[f"evaluate.reports=[{gap}, {gap}]"])
 
 
+@pytest.mark.parametrize(
+    ("key", "spec"),
+    [
+        ("measures", "{name: repetition, label: length}"),
+        ("measures", "{name: repetition, label: gold}"),
+        ("measures", "{name: repetition, label: win_rate}"),
+        ("reports", "{name: gap, label: kl_to_sft, arm: policy, other: base, measure: ead}"),
+    ],
+)
+def test_a_label_that_overwrites_another_number_is_refused(key: str, spec: str) -> None:
+    with pytest.raises(RecipeError, match="the name of another metric"):
+        load("sentiment_rloo", overrides=[f"evaluate.{key}=[{'ead, ' * (key == 'measures')}{spec}]"])
+
+
 def test_a_new_report_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "components"
     shutil.copytree(pieces.ROOT / "pieces", root / "pieces")
