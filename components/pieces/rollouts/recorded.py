@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ratchet.components.environments.episode import step_all
@@ -52,10 +53,10 @@ def recorded(
         else [Group(prompt, ()) for prompt in prompts]
     )
     replies: dict[tuple[tuple[str, str], ...], list[int]] = {}
-    groups = []
+    groups, limits = [], (max_tokens, max_length)
     for group in found:
         past = [
-            _replayed(engine, environment, group.prompt, actions[:turns], max_length, replies, ctx.models)
+            _replayed(engine, environment, group.prompt, actions[:turns], limits, replies, ctx.models)
             for actions in _due(group.prompt, count, ctx.round)
         ]
         groups.append(Group(group.prompt, (*group.trajectories, *past)))
@@ -79,11 +80,14 @@ def _replayed(
     environment: Mapping[str, Any],
     prompt: Prompt,
     actions: Sequence[str],
-    room: int,
+    limits: tuple[int, int],
     replies: dict[tuple[tuple[str, str], ...], list[int]],
     models: Mapping[str, Any],
 ) -> Trajectory:
-    """The episode of these actions, each with the end-of-turn token of a sampled one."""
+    """The episode of these actions, each with the end-of-turn token of a sampled one. `limits`: tokens of a
+    turn, and of the episode; an action beyond them is cut and not taken, as a sampled one.
+    """
+    most, room = limits
     run = begin_episode(engine, environment, prompt)
     empty: tuple[Message, ...] = ()
     end = engine.encode_reply(empty, ended=False)[:1]
@@ -91,6 +95,12 @@ def _replayed(
         if run.stop is not None:
             break
         tokens = (*engine.encode_text(action), *end)
+        left = min(most, room - len(run.tokens) + run.start)
+        if len(tokens) > left:
+            span = run.act(Sample(tokens[:left], (), "length"), engine.decode(tokens[:left]))
+            run.spans.append(replace(span, valid=False))
+            run.stop = "length"
+            break
         span = run.act(Sample(tokens, (), "end"), action)
         (step,) = step_all([run.episode], [action], models)
         record_turn(engine, run, span, step, replies, last=number == len(actions), room=room)

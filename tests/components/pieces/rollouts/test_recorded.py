@@ -42,7 +42,9 @@ class Policy:
         found = []
         for request in requests:
             text = self.script[list(request.tokens).count(ord("<"))]
-            found.append([Sample((*map(ord, text), EOS), (-1.0,) * (len(text) + 1), "end")] * request.count)
+            tokens = (*map(ord, text), EOS)[: request.max_tokens]
+            stop = "end" if len(tokens) > len(text) else "length"
+            found.append([Sample(tokens, (-1.0,) * len(tokens), stop)] * request.count)
         return found
 
 
@@ -56,16 +58,33 @@ def recorded(given: Prompt, *, round: int = 1, policy: Policy | None = None, **o
     return group
 
 
-def sampled(script: Sequence[str]) -> Group:
-    spec = {"name": "episodes", "environment": MAZE, "responses_per_prompt": 1, "turns": len(script)}
+def sampled(script: Sequence[str], **limits: int) -> Group:
+    spec = {
+        "name": "episodes",
+        "environment": MAZE,
+        "responses_per_prompt": 1,
+        "turns": len(script),
+        **limits,
+    }
     (group,) = build("rollout", spec)([prompt()], Context(models={"policy": Policy(script)}))
     return group
 
 
-@pytest.mark.parametrize("actions", PLANS)
-def test_a_replayed_episode_is_that_of_a_policy_with_the_same_actions(actions: str) -> None:
-    (replayed,) = recorded(prompt(log=[actions])).trajectories
-    (own,) = sampled(list(actions)[:6]).trajectories
+@pytest.mark.parametrize(
+    ("actions", "limits"),
+    [
+        *((plan, {}) for plan in PLANS),
+        (["s", "down", "e"], {"max_tokens": 4}),  # four letters and the end of turn are five tokens
+        (["s", "down", "e"], {"max_tokens": 5}),
+        (["s", "east", "n"], {"max_length": 9}),  # 2, the reply's 4, and 3 of the second action
+        (["s", "e", "e"], {"max_length": 8}),
+    ],
+)
+def test_a_replayed_episode_is_that_of_a_policy_with_the_same_actions(
+    actions: Sequence[str], limits: dict[str, int]
+) -> None:
+    (replayed,) = recorded(prompt(log=[actions]), **limits).trajectories
+    (own,) = sampled(list(actions)[:6], **limits).trajectories
     assert replayed.inputs == own.inputs and list(replayed.mask) == list(own.mask)
     assert replayed.spans == own.spans and replayed.messages == own.messages
     assert (replayed.stop, replayed.meta["score"]) == (own.stop, own.meta["score"])
