@@ -10,6 +10,7 @@ from typing import Any
 
 from ratchet.components.data.instructions.examples import EXAMPLE_QUESTION, EXAMPLES
 from ratchet.components.data.instructions.families import instruction_text
+from ratchet.components.errors import RecipeError
 from ratchet.components.piece import build, piece
 from ratchet.components.pieces.rollouts.sample import sample
 from ratchet.components.recipes.ranges import Count, Natural, PositiveShare, Temperature
@@ -53,7 +54,14 @@ def by_example(
     }
     engine, verify = ctx.models["policy"], build("annotate", {"name": verifier})
     known: dict[str, list[tuple[Prompt, str]]] = defaultdict(list)
-    drawn = sample(prompts, ctx, responses_per_prompt=responses_per_prompt - shown, **decoding)
+    first = responses_per_prompt - shown
+    if first < 0:
+        raise RecipeError(
+            f"by_example: shown is {shown}, expected at most responses_per_prompt, {responses_per_prompt}"
+        )
+    drawn = [Group(prompt, ()) for prompt in prompts]
+    if first:
+        drawn = sample(prompts, ctx, responses_per_prompt=first, **decoding)
     paths = [list(group.trajectories) for group in drawn]
     for number in range(shown):
         with uncounted():

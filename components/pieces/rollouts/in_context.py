@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ratchet.components.data.messages import with_system
 from ratchet.components.piece import piece
 from ratchet.components.pieces.rollouts.sample import sample
 from ratchet.components.recipes.ranges import Count, Natural, PositiveShare, Temperature
@@ -25,15 +27,19 @@ def in_context(
     top_k: Natural = 0,
 ) -> list[Group]:
     """In-context alignment (URIAL): the same `examples` (pairs of a question and an answer in the wanted
-    style) come before every prompt as earlier turns, and `preamble` as a system message; no weights change.
-    Tokens and log-probs are those of the longer prompt.
+    style) come before every prompt as earlier turns, and `preamble` as a system message, with which the
+    prompt's own is joined; no weights change. Tokens and log-probs are those of the longer prompt.
     """
-    turns: list[Message] = [Message(role="system", content=preamble)] if preamble else []
+    turns: list[Message] = []
     for example in examples:
         if len(example) != 2:
             raise ValueError(f"in_context: expected pairs of a question and an answer, got {list(example)}")
         turns += [Message(role="user", content=example[0]), Message(role="assistant", content=example[1])]
-    asked = [replace(prompt, messages=(*turns, *prompt.messages)) for prompt in prompts]
+    asked = []
+    for prompt in prompts:
+        own = sum(1 for _ in itertools.takewhile(lambda m: m["role"] == "system", prompt.messages))
+        messages = (*prompt.messages[:own], *turns, *prompt.messages[own:])
+        asked.append(replace(prompt, messages=with_system(messages, preamble)))
     given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k}
     found = sample(asked, ctx, responses_per_prompt=responses_per_prompt, **given)
     return [Group(prompt, group.trajectories) for prompt, group in zip(prompts, found, strict=True)]

@@ -4,6 +4,9 @@ example.
 
 from __future__ import annotations
 
+import pytest
+
+from ratchet.components.errors import RecipeError
 from ratchet.components.piece import build
 from ratchet.components.types import Context, Group, Prompt, Sample
 
@@ -109,6 +112,16 @@ def test_tokens_and_mask_exclude_the_example() -> None:
         assert list(t.inputs["tokens"]) == [*map(ord, "hard food?only hot rice"), 0]
         assert list(t.mask) == [False] * len("hard food?") + [True] * (len("only hot rice") + 1)
         assert t.logprobs is None and t.meta["example"] is True
+
+
+def test_all_answers_may_be_shown_an_example_and_no_more() -> None:
+    (group, _), engine, ctx = drawn(
+        [prompt_of("hard"), prompt_of("harder")], responses_per_prompt=2, written=True
+    )
+    assert len(group.trajectories) == 2 and all("|" in text for text in engine.prompts)
+    assert ctx.counts["answers with written example"] == 2
+    with pytest.raises(RecipeError, match="shown is 2, expected at most responses_per_prompt, 1"):
+        drawn([prompt_of("hard")], responses_per_prompt=1)
 
 
 def test_examples_are_independent_of_prompt_order() -> None:

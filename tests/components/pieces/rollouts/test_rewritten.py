@@ -85,6 +85,12 @@ def test_in_context_puts_the_examples_before_the_prompt() -> None:
         "Compare 3 and 14.",
     ]
     assert group.prompt is ASKED and len(group.trajectories) == 2
+    own = Prompt("q", (Message(role="system", content="Be brief."), *ASKED.messages))
+    build("rollout", spec)([own], Context(models={"policy": engine}))
+    assert [(m["role"], m["content"]) for m in engine.prompts[1].messages][:2] == [
+        ("system", "Be kind.\n\nBe brief."),
+        ("user", "hi"),
+    ], "templates allow one system message, the first"
     with pytest.raises(ValueError, match="pairs of a question and an answer"):
         build("rollout", {"name": "in_context", "examples": [["hi"]]})(
             [ASKED], Context(models={"policy": engine})
