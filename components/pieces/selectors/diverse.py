@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 from ratchet.components.piece import piece
+from ratchet.components.pieces.selectors.pairs import part
 from ratchet.components.recipes.ranges import PositiveShare
 from ratchet.components.types import Context, Group
 
@@ -27,7 +28,7 @@ def diverse(groups: Sequence[Group], ctx: Context, *, share: PositiveShare = 0.5
         table[row, [column[word] for word in group]] = 1
     sizes, chosen = table.sum(1), list[int]()
     distance = np.full(len(groups), np.inf)
-    for _ in range(math.ceil(len(groups) * share)):
+    for _ in range(math.ceil(part(groups, share))):
         chosen.append(int(distance.argmax()))
         shared = table @ table[chosen[-1]]
         union = np.maximum(sizes + sizes[chosen[-1]] - shared, 1)

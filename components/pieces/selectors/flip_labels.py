@@ -12,8 +12,8 @@ from ratchet.components.types import Context, Group
 
 @piece(reads=("margin",), paper="arXiv:2401.06080")
 def flip_labels(groups: Sequence[Group], ctx: Context, *, share: Share = 0.0) -> list[Group]:
-    """Swap chosen and rejected in a `share` of the pairs. The choice depends on seed and prompt id only;
-    columns stay in place (the margin remains the label's margin).
+    """Swap chosen and rejected in a `share` of the pairs. The choice depends on seed, prompt id and the
+    pair's place; columns stay in place (the margin remains the label's margin).
     """
     made = []
     for number, group in enumerate(groups):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ratchet.components.errors import RecipeError
 from ratchet.components.piece import piece
+from ratchet.components.pieces.selectors.pairs import part
 from ratchet.components.recipes.ranges import PositiveShare
 from ratchet.components.types import Context, Group
 
@@ -20,6 +21,6 @@ def largest_margins(groups: Sequence[Group], ctx: Context, *, share: PositiveSha
     if not 0 < share <= 1:
         raise RecipeError(f"largest_margins: 'share' must be above 0 and at most 1, got {share}")
     order = sorted(range(len(groups)), key=lambda i: -groups[i].columns["margin"][0])
-    kept = sorted(order[: math.ceil(len(groups) * share)])
+    kept = sorted(order[: math.ceil(part(groups, share))])
     ctx.counts["margins below the largest"] += len(groups) - len(kept)
     return [groups[i] for i in kept]

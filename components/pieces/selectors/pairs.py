@@ -113,12 +113,17 @@ def drawn(values: Iterable[T], key: str) -> list[T]:
     return sorted(values, key=lambda value: hashlib.sha256(f"{key}/{value}".encode()).digest())
 
 
+def part(groups: Sequence[Group], share: float) -> float:
+    """`share` of the number of groups, without the rounding error of the product: 7 % of 100 are 7."""
+    return round(len(groups) * share, 9)
+
+
 def first_share(
     groups: Sequence[Group], ranks: Sequence[float], share: float, ctx: Context, reason: str
 ) -> list[Group]:
     """The `share` of groups with the lowest ranks, rounded up, in their order; ties go to the earlier group.
     Those left out are counted under `reason`.
     """
-    kept = sorted(sorted(range(len(groups)), key=lambda i: ranks[i])[: math.ceil(len(groups) * share)])
+    kept = sorted(sorted(range(len(groups)), key=lambda i: ranks[i])[: math.ceil(part(groups, share))])
     ctx.counts[reason] += len(groups) - len(kept)
     return [groups[i] for i in kept]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ratchet.components.piece import piece
 from ratchet.components.pieces.advantages.read import rewards_of
+from ratchet.components.pieces.selectors.pairs import part
 from ratchet.components.recipes.ranges import Share
 from ratchet.components.types import Context, Group
 
@@ -21,7 +22,7 @@ def preference_strength(
     """
     strengths = [(values := rewards_of(group, reward))[0] - values[1] for group in groups]
     ranked = sorted(range(len(groups)), key=strengths.__getitem__)
-    swapped = {i for i in ranked[: int(len(groups) * flip)] if strengths[i] < 0}
+    swapped = {i for i in ranked[: int(part(groups, flip))] if strengths[i] < 0}
     ctx.counts["labels corrected"] += len(swapped)
     changed = []
     for i, (group, strength) in enumerate(zip(groups, strengths, strict=True)):

@@ -228,3 +228,17 @@ def test_by_actor_keeps_the_answers_of_one_actor():
     (kept,) = select("by_actor", mixed, Group(Prompt("q", ()), rows[1:2]), ctx=ctx)
     assert kept.trajectories == (rows[0], rows[2]) and kept.columns["reward.r"] == [1.0, 3.0]
     assert ctx.counts["answers of other actors"] == 2
+
+
+def test_a_share_is_no_rounding_error_more_or_less() -> None:
+    """7 % of 100 are 7.000000000000001 in floating point, and 29 % are 28.999999999999996."""
+    rows = (Trajectory(({"role": "assistant", "content": "a"},)),) * 2
+    groups = [
+        Group(Prompt(str(i), ()), rows, {"margin": [1.0] * 2, "reward.ensemble": [0.0, 1.0]})
+        for i in range(100)
+    ]
+    for name in ("largest_margins", "small_margins", "diverse"):
+        assert len(build("select", {"name": name, "share": 0.07})(groups, Context())) == 7, name
+    ctx = Context()
+    build("select", {"name": "preference_strength", "flip": 0.29})(groups, ctx)
+    assert ctx.counts["labels corrected"] == 29
