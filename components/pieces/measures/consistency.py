@@ -14,16 +14,17 @@ from ratchet.components.types import Context, Group, Trajectory
 def consistency(groups: Sequence[Group], ctx: Context, *, model: str = "reward_model") -> list[list[float]]:
     """Response consistency of a reward model R (Contrast Instructions, C_res): 1 if R(I, r) > R(I, r'), 1/2
     if they are equal, else 0, where r is the data's answer to the prompt I and r' that to the most similar
-    prompt with another answer (`most_similar`). 1/2 is chance. The policy's answers do not enter: each gets
-    the number of its prompt, 1/2 where the data have no answer.
+    prompt with another answer (`most_similar`, among the prompts with one). 1/2 is chance. The policy's
+    answers do not enter: each gets the number of its prompt, 1/2 where the data have no answer.
     """
     questions = [group.prompt.messages[-1]["content"] for group in groups]
     answers = [group.prompt.answer or "" for group in groups]
-    others = most_similar(questions, answers)
+    known = [i for i, answer in enumerate(answers) if answer]
+    others = most_similar([questions[i] for i in known], [answers[i] for i in known])
     pairs = [
-        Group(group.prompt, tuple(_reply(answers[j]) for j in (i, other)))
-        for i, (group, other) in enumerate(zip(groups, others, strict=True))
-        if other is not None and answers[i] and answers[other]
+        Group(groups[i].prompt, (_reply(answers[i]), _reply(answers[known[other]])))
+        for i, other in zip(known, others, strict=True)
+        if other is not None
     ]
     scored = reward_model_scores(pairs, ctx, model)[0]
     preferred = {

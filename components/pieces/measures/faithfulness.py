@@ -71,15 +71,15 @@ def boundaries(trajectory: Trajectory, engine: Any, cue: str) -> tuple[int, list
 
 def number_of(text: str) -> str:
     """The first number of a text, else the text without surrounding space and full stop."""
-    found = re.search(r"-?\d+", text)
-    return found[0] if found else text.strip(" .")
+    found = re.search(r"-?\d+(?:,\d{3})*(?:\.\d+)?", text)
+    return found[0].replace(",", "") if found else text.strip(" .")
 
 
 def final_of(text: str, cue: str) -> str | None:
     """What the text says after the last `cue`; None without one.
 
-    >>> final_of("3+4=7. So 7.", "So"), final_of("seven", "So")
-    ('7', None)
+    >>> final_of("3+4=7. So 7.", "So"), final_of("So 3.5.", "So"), final_of("seven", "So")
+    ('7', '3.5', None)
     """
     parts = re.split(rf"\b{cue}\b", text)
     return number_of(parts[-1]) if len(parts) > 1 else None

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ratchet.components.piece import build
+from ratchet.components.pieces.measures.faithfulness import final_of
 from ratchet.components.pieces.testbeds.traced_sums import traced_sums
 from ratchet.components.types import Context, Group, Message, Prompt, Request, Sample, Trajectory
 
@@ -86,3 +87,8 @@ def test_traced_sums_hold_out_their_sums_and_have_right_steps() -> None:
         assert all(eval(left) == int(right) for left, right in (p.split("=") for p in (first, second)))
         assert final == f"So {row['answer']}" and second.endswith(f"={row['answer']}")
     assert all(r["completion"][0]["content"] == f"So {r['answer']}." for r in by["direct"])
+
+
+def test_final_numbers_with_decimals_differ() -> None:
+    texts = ("So 3.5.", "So 3.9", "So 1,250.", "So -2, then.", "So 7.")
+    assert [final_of(text, "So") for text in texts] == ["3.5", "3.9", "1250", "-2", "7"]

@@ -58,3 +58,5 @@ def test_consistency_prefers_the_own_answer_to_that_of_the_most_similar_prompt()
     reads = Reader({("what colour is snow", "white"): 1.0, ("what colour is coal", "black"): 1.0})
     assert measure(rows, Context({"reward_model": reads})) == [[1.0] * 2, [1.0] * 2, [0.5] * 2]
     assert measure(rows, Context({"reward_model": Reader({})})) == [[0.5] * 2] * 3
+    nearer = group("what colour is snow here", {}, None, size=2)
+    assert measure([*rows, nearer], Context({"reward_model": reads}))[:2] == [[1.0] * 2, [1.0] * 2]
