@@ -10,6 +10,7 @@ from ratchet.components.evaluation.plot_style import draw_interval, new_figure, 
 
 BLUE, ORANGE, GREEN, GREY, RED = "#2563a8", "#d9772b", "#3a8f5c", "#8a8f98", "#b83a3a"
 COLOURS = (BLUE, ORANGE, GREEN, GREY, RED)
+STYLES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "D", "^", "v")  # arms differ in marker too, not only in colour
 
 
@@ -209,12 +210,14 @@ def lengths(arms: Mapping[str, Sequence[float]], path: Path) -> Path:
     longest = max(max(values, default=1) for values in arms.values())
     edges = np.arange(0, longest + 2, max(1, round(longest / 24))) - 0.5  # whole tokens per bin
     edges = np.append(edges, edges[-1] + (edges[1] - edges[0]))
-    for (name, values), colour in zip(arms.items(), COLOURS, strict=False):
+    for number, (name, values) in enumerate(arms.items()):
+        colour, style = COLOURS[number % len(COLOURS)], STYLES[number // len(COLOURS) % len(STYLES)]
         axes.hist(
             values,
             bins=edges,
             histtype="step",
             linewidth=1.8,
+            linestyle=style,
             color=colour,
             weights=np.full(len(values), 1 / len(values)),
             label=f"{name} (mean {np.mean(values):.1f})",

@@ -497,6 +497,13 @@ def test_figures_are_valid_images_of_their_numbers(tmp_path):
     )
 
 
+def test_the_lengths_of_more_arms_than_colours_are_all_drawn(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: drawn.append(figure) or path)
+    plots.lengths({f"arm {i}": [5.0, 6.0 + i] for i in range(7)}, tmp_path / "lengths.png")
+    assert len(drawn[0].axes[0].get_legend().get_texts()) == 7
+
+
 def test_report_lists_sources_with_their_counts(tmp_path):
     sources = {
         "<b>chat": {"source": "path:chat.jsonl", "records": 120, "groups": {"sft": 90, "evaluate": 30}},
