@@ -23,7 +23,8 @@ def duplicates(records: Sequence[Conversation], count_tokens: CountTokens) -> Fi
     dropped: list[Rejected] = []
     for record in records:
         words = re.findall(r"\w+", record.text.lower())
-        key = f"{record.topic}\n{' '.join(words) if words else record.text}\n{record.answer}\n{system(record)}"
+        text = " ".join(words) if words else record.text
+        key = f"{record.topic}\n{text}\n{record.answer}\n{system(record)}"
         key += f"\n{record.meta['annotator']}" if "annotator" in record.meta else ""
         if key in first:
             dropped.append(Rejected(record.id, f"duplicate: of {first[key]}", record.as_json(), copy=True))

@@ -42,8 +42,9 @@ def normalise(
     kept = []
     for record in records:
         made = record.rewritten(lambda text: tidy(text, quotes))
-        plain = record.answer is not None and not re.search(r"\n|^\s*[\[{]", record.answer)
-        kept.append(replace(made, answer=tidy(record.answer, quotes)) if plain else made)
+        if record.answer is not None and not re.search(r"\n|^\s*[\[{]", record.answer):
+            made = replace(made, answer=tidy(record.answer, quotes))
+        kept.append(made)
     return FilterResult(kept, [], {"text tidied": sum(a != b for a, b in zip(records, kept, strict=True))})
 
 

@@ -304,8 +304,12 @@ def test_optimised_reward_is_the_one_read_by_selection(annotate, select, expecte
 
 def test_entropy_and_kl_are_of_the_answers_with_logprobs() -> None:
     """Answers that the policy did not sample from their prompt have none."""
-    said = ({"role": "assistant", "content": "x"},)
-    sampled = Trajectory(said, {"tokens": [1, 2, 3]}, [False, True, True], [0.0, -2.0, -2.0])
+    sampled = Trajectory(
+        ({"role": "assistant", "content": "x"},),
+        {"tokens": [1, 2, 3]},
+        [False, True, True],
+        [0.0, -2.0, -2.0],
+    )
     other = dataclasses.replace(sampled, logprobs=None)
     groups = [Group(Prompt("p", ()), pair) for pair in ((sampled, other), (other, other))]
     for some, expected in ((groups, {"entropy": 2.0, "kl": -2.0}), (groups[1:], {})):
