@@ -25,15 +25,11 @@ from ratchet.components.types import Group, Prompt, Request, Trajectory
 
 ANSWER = 16  # tokens sampled per row
 FIT = {
-    "batch": 1,
-    "epochs": 1,
-    "max_steps": None,
     "learning_rate": 1e-9,
     "betas": (0.9, 0.999),
     "weight_decay": 0.0,
     "max_grad_norm": 1.0,
     "schedule": "constant",
-    "warmup": 0.0,
 }
 
 
@@ -53,7 +49,7 @@ def measure(
     texts, engine_rates = _measure_engine(model, profile, length=length, prompt=prompt, each=each)
     learn = {}
     for name, adapter in adapters.items():
-        learner = make_learner(model, "policy", {**FIT, "adapter": adapter}, profile, 1)
+        learner = make_learner(model, "policy", {**FIT, "adapter": adapter}, profile, total=1, warmup=0)
 
         def step(some: list[Group], learner: Any = learner) -> None:
             for batch in pack(some, unit="row", tokens=profile["tokens_per_microbatch"]):

@@ -94,8 +94,17 @@ def _gives(value_head: bool) -> frozenset[str]:
 
 
 def _check_step_keys(online: Online, where: str) -> None:
-    """Keys that only `cadence: step` has."""
+    """Keys that only one `cadence` has."""
     if online.cadence == "step":
+        for at, fit in {
+            where: online.fit,
+            **{f"{where}.roles.{name}": role.fit for name, role in online.roles.items()},
+        }.items():
+            if fit.max_steps is not None:
+                raise RecipeError(
+                    f"{at}.fit.max_steps: got {fit.max_steps} with `cadence: step`, which ends after "
+                    f"{where}.rounds; set it to null, and fewer rounds or a larger batch"
+                )
         return
     for key, neutral in (("value_head", False), ("roles", {}), ("fresh", ()), ("start", 1)):
         if (value := getattr(online, key)) != neutral and value:

@@ -64,10 +64,10 @@ class Fit:
     updates: Mapping[str, Sequence[Spec]]  # role (policy, reward_model) -> objectives, whose losses are added
     batch: Count = 16  # groups per optimiser step; with reward.by_prompt prompts
     epochs: Natural = 1  # passes over the data
-    max_steps: Count | None = None  # upper bound of optimiser steps; null: none
+    max_steps: Count | None = None  # upper bound of optimiser steps, not with `cadence: step`; null: none
     learning_rate: LearningRate = 1e-5  # peak learning rate of AdamW
     schedule: Literal["constant", "linear", "cosine"] = "cosine"  # after the warm-up
-    warmup: BelowOne = 0.1  # share of the steps with a rising learning rate
+    warmup: BelowOne = 0.1  # share of the steps (`cadence: step`: rounds) with a rising learning rate
     weight_decay: NotNegative = 0.0  # of AdamW, on matrices only
     betas: Annotated[Sequence[BelowOne], Field(min_length=2, max_length=2)] = (0.9, 0.999)  # of AdamW
     max_grad_norm: Positive | None = 1.0  # gradient clipping; null: off

@@ -107,6 +107,7 @@ def _online(online: Online, count: int) -> Online:
         start=min(online.start, rounds),
         roles={name: replace(role, start=min(role.start, rounds)) for name, role in online.roles.items()},
         by_round=by_round,
+        fit=replace(online.fit, max_steps=None if online.cadence == "step" else online.fit.max_steps),
         watch=replace(online.watch, kl_prompts=min(online.watch.kl_prompts, prompts)),
         health={name: replace(rule, action="warn") for name, rule in online.health.items()},
     )

@@ -78,9 +78,9 @@ class Steps:
     def __init__(self, job: Job) -> None:
         self.job, self.options = job, job.options
         self.profile: Mapping[str, Any] = job.options["profile"]
-        options, units = job.options, job.options["prompts_per_round"] * job.options["rounds"]
-        kind = "policy_with_value" if options["value_head"] else "policy"
-        self.learner = make_learner(job.path("policy"), kind, options["fit"], self.profile, units)
+        options = job.options
+        kind = _kind(options)
+        self.learner = _learner(job, "policy", options)
         self.objectives = {role: parts(specs) for role, specs in options["fit"]["updates"].items()}
         self.built, self.fresh = Pieces(options), pieces("annotate", options["fresh"])
         self.health = Health(options, self.learner)
@@ -89,7 +89,7 @@ class Steps:
             self.profile, self.learner, job.work.progress / "current", kind
         )
         self.reference = self._reference(kind)
-        self.roles = [_role(job, name, section, units) for name, section in options["roles"].items()]
+        self.roles = [_role(job, name, section) for name, section in options["roles"].items()]
         self.live = self._live()
         self.learners = {
             **dict.fromkeys(self.objectives, self.learner),
@@ -213,6 +213,7 @@ class Steps:
             self.options["fit"],
             tokens=self.profile["tokens_per_microbatch"],
             seed=ctx.seed + ctx.round,
+            at=ctx.round - self.options["start"],
             before=(lambda some: prepare_groups(some, self.fresh, ctx)) if self.fresh else None,
             after=self.refresh if self.fresh else None,
         )
@@ -252,10 +253,28 @@ class Steps:
         }
 
 
-def _role(job: Job, name: str, section: Mapping[str, Any], units: int) -> Role:
+def _learner(job: Job, name: str, section: Mapping[str, Any]) -> Any:
+    """The learner of the policy or a role. The length of its learning-rate schedule is the rounds that it
+    learns in, since how many updates a round makes is known when its groups are selected.
+    """
+    rounds = job.options["rounds"] - section["start"] + 1
+    return make_learner(
+        job.path(name),
+        _kind(section),
+        section["fit"],
+        job.options["profile"],
+        rounds,
+        rounds * section["fit"]["warmup"],
+    )
+
+
+def _kind(section: Mapping[str, Any]) -> Any:
+    return "policy_with_value" if section["value_head"] else "policy"
+
+
+def _role(job: Job, name: str, section: Mapping[str, Any]) -> Role:
     """The learner, live engine and target of a role, all from the weights of the input of its name."""
-    profile, kind = job.options["profile"], "policy_with_value" if section["value_head"] else "policy"
-    learner = make_learner(job.path(name), kind, section["fit"], profile, units)
+    profile, kind, learner = job.options["profile"], _kind(section), _learner(job, name, section)
     engine, refresh = live_engine(profile, learner, job.work.progress / f"current_{name}", kind)
     exact = {**profile, "engine": "torch", "precision": "float32"}
     target = engine_of(exact, job.path(name), kind) if section["target"] is not None else None

@@ -80,7 +80,8 @@ def learn(
     with the trained learner on every rank, `inspect_saved` with the reloaded model on rank 0.
     """
     options, profile = job.options["fit"], job.options["profile"]
-    learner = make_learner(policy, kind, options, profile, len(groups))
+    planned = steps_planned(len(groups), options)
+    learner = make_learner(policy, kind, options, profile, planned, round(planned * options["warmup"]))
     updates = {role: parts(specs) for role, specs in options["updates"].items()}
     summary = fit(
         dict.fromkeys(updates, learner),
@@ -120,10 +121,16 @@ def learn(
 
 
 def make_learner(
-    path: Path, kind: str, fit_options: Mapping[str, Any], profile: Mapping[str, Any], units: int
+    path: Path,
+    kind: str,
+    fit_options: Mapping[str, Any],
+    profile: Mapping[str, Any],
+    total: int,
+    warmup: float,
 ) -> TorchLearner | DeepSpeedLearner:
-    """The learner of a profile with the optimizer settings of a fit."""
-    total = steps_planned(units, fit_options)
+    """The learner of a profile with the optimizer settings of a fit. `total`: length of the learning-rate
+    schedule, in updates or in rounds; `warmup`: of its warmup.
+    """
     options: dict[str, Any] = {
         "kind": kind,
         "adapter": build("adapter", fit_options["adapter"]),
@@ -132,8 +139,8 @@ def make_learner(
         "weight_decay": fit_options["weight_decay"],
         "max_grad_norm": fit_options["max_grad_norm"],
         "schedule": fit_options["schedule"],
-        "warmup_steps": round(total * fit_options["warmup"]),
-        "total_steps": total,
+        "warmup": warmup,
+        "total": total,
         "gradient_checkpointing": profile["gradient_checkpointing"],
         "threads": profile["threads"],
     }

@@ -51,8 +51,8 @@ class DeepSpeedLearner:
         weight_decay: float = 0.0,
         max_grad_norm: float | None = 1.0,
         schedule: Schedule = "constant",
-        warmup_steps: int = 0,
-        total_steps: int = 0,
+        warmup: float = 0,
+        total: int = 0,
         gradient_checkpointing: bool = False,
         threads: int | None = None,
         zero_stage: int = 2,
@@ -116,8 +116,8 @@ class DeepSpeedLearner:
         self.schedule = {
             "peak": learning_rate,
             "schedule": schedule,
-            "warmup": warmup_steps,
-            "total": total_steps,
+            "warmup": warmup,
+            "total": total,
         }
 
     def _load(self) -> tuple[nn.Module, nn.Module]:
@@ -156,11 +156,11 @@ class DeepSpeedLearner:
         if loss.requires_grad:
             self.engine.backward(loss * ranks.count(), scale_wrt_gas=False)
 
-    def step(self) -> dict[str, float]:
-        """AdamW update with the gradients of all ranks. `TrainingError` if the gradient norm is not
-        finite.
+    def step(self, at: tuple[float, float] | None = None) -> dict[str, float]:
+        """AdamW update with the gradients of all ranks; `at`: as of `Learner.step`. `TrainingError` if the
+        gradient norm is not finite.
         """
-        now = rate(self.steps, **self.schedule)
+        now = rate(*(at or (self.steps, 1.0)), **self.schedule)
         self._take(now)
         overflow = bool(getattr(self.engine.optimizer, "overflow", False))
         norm = (

@@ -97,6 +97,7 @@ class Role:
             self.options["fit"],
             tokens=tokens,
             seed=ctx.seed + ctx.round,
+            at=ctx.round - self.options["start"],
             before=(lambda some: prepare_groups(some, self.fresh, ctx)) if self.fresh else None,
             after=self._followed if self.fresh or self.target else None,
         )

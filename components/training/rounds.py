@@ -140,18 +140,26 @@ def update(
     *,
     tokens: int,
     seed: int,
+    at: int,
     before: Callable[[Sequence[Group]], Sequence[Group]] | None = None,
     after: Callable[[], None] | None = None,
 ) -> tuple[dict[str, float], int]:
     """`epochs` passes over the chosen groups: metrics of the last optimizer step, and the number of steps.
-    `options` is a section `fit`. `before` adds columns to the groups of each optimizer step, under the
-    weights of that moment; `after` follows each step. Collective.
+    `options` is a section `fit`. `at`: rounds of the learning-rate schedule before this one, whose updates
+    share the next, however many they are. `before` adds columns to the groups of each optimizer step, under
+    the weights of that moment; `after` follows each step. Collective.
     """
     line: dict[str, float] = {}
     steps = math.ceil(len(groups) / options["batch"]) * options["epochs"]
     for step in range(steps):
         some = step_groups(groups, options, step, seed)
-        line |= one_step(learners, updates, before(some) if before else some, tokens=tokens)
+        line |= one_step(
+            learners,
+            updates,
+            before(some) if before else some,
+            tokens=tokens,
+            at=(at + step / steps, 1 / steps),
+        )
         if after:
             after()
     return line, steps

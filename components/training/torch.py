@@ -23,15 +23,17 @@ from ratchet.components.types import Batch, Outputs, Read
 Schedule = Literal["constant", "linear", "cosine"]
 
 
-def rate(step: int, *, peak: float, schedule: Schedule, warmup: int, total: int) -> float:
-    """Learning rate of update `step` (from 0): linear warmup to `peak` over `warmup` updates, then constant,
-    or decay to 0 at `total`.
+def rate(
+    at: float, share: float = 1.0, *, peak: float, schedule: Schedule, warmup: float, total: int
+) -> float:
+    """Learning rate of the update that begins `at` and takes `share` units of a schedule over `total` units
+    (updates or rounds): linear warmup to `peak` over `warmup` units, then constant, or decay to 0 at `total`.
     """
-    if step < warmup:
-        return peak * (step + 1) / warmup
+    if at < warmup:
+        return min(peak * (at + share) / warmup, peak)
     if schedule == "constant" or total <= warmup:
         return peak
-    done = min((step - warmup) / (total - warmup), 1.0)
+    done = min((at - warmup) / (total - warmup), 1.0)
     return peak * (1 - done if schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
 
 
@@ -54,8 +56,8 @@ class TorchLearner:
         weight_decay: float = 0.0,
         max_grad_norm: float | None = 1.0,
         schedule: Schedule = "constant",
-        warmup_steps: int = 0,
-        total_steps: int = 0,
+        warmup: float = 0,
+        total: int = 0,
         gradient_checkpointing: bool = False,
         threads: int | None = None,
     ) -> None:
@@ -109,8 +111,8 @@ class TorchLearner:
         self.schedule = {
             "peak": learning_rate,
             "schedule": schedule,
-            "warmup": warmup_steps,
-            "total": total_steps,
+            "warmup": warmup,
+            "total": total,
         }
 
     def __call__(self, batch: Batch, outputs: frozenset[str | Read]) -> Outputs:
@@ -130,9 +132,9 @@ class TorchLearner:
                 self.head.grad = self.head.main_grad.zero_()
             loss.backward()
 
-    def step(self) -> dict[str, float]:
-        """AdamW update with the accumulated gradient, then zero it. `TrainingError` if the gradient norm is
-        not finite.
+    def step(self, at: tuple[float, float] | None = None) -> dict[str, float]:
+        """AdamW update with the accumulated gradient, then zero it; `at`: as of `Learner.step`.
+        `TrainingError` if the gradient norm is not finite.
         """
         with_grad = [p for p in self.parameters.values() if p.grad is not None]
         for parameter in with_grad:
@@ -148,7 +150,7 @@ class TorchLearner:
                 f"the gradient norm of update {self.steps + 1} is {norm}; the weights were not touched. "
                 "Lower the learning rate or inspect the records of this step"
             )
-        now = rate(self.steps, **self.schedule)
+        now = rate(*(at or (self.steps, 1.0)), **self.schedule)
         for group in self.optimiser.param_groups:
             group["lr"] = now
         self.optimiser.step()

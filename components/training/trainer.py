@@ -32,9 +32,10 @@ def one_step(
     groups: Sequence[Group],
     *,
     tokens: int,
+    at: tuple[float, float] | None = None,
 ) -> dict[str, float]:
-    """One optimizer step of every role on `groups`. Returns the metrics, from which the schedules are then
-    updated.
+    """One optimizer step of every role on `groups`; `at`: its place in the learning-rate schedules, as of
+    `Learner.step`. Returns the metrics, from which the schedules are then updated.
     """
     line: dict[str, float] = {}
     for role, update in updates.items():
@@ -44,7 +45,7 @@ def one_step(
         )
         line |= {f"{role}/{name}": value for name, value in meter.means().items()}
         try:
-            line |= {f"{role}/{name}": value for name, value in learners[role].step().items()}
+            line |= {f"{role}/{name}": value for name, value in learners[role].step(at).items()}
         except TrainingError as error:  # the learner does not know the prompt ids
             raise TrainingError(
                 f"{error} (prompts {first_ids(group.prompt.id for group in groups)})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -155,6 +156,37 @@ def test_lora_reference_logprobs_equal_the_initial_policy(tiny_home: Path, tmp_p
             for p, q in zip(mine, theirs, strict=True)
         )
         < 1e-4
+    )
+
+
+def test_learning_rates_fall_over_the_rounds_whatever_the_updates_of_a_round(
+    tiny_home: Path, tmp_path: Path
+) -> None:
+    """Four rounds of 4 prompts. The log has the last update of a round: of those on the policy's pairs, which
+    it learns from in rounds 2 to 4, and of the critic's two, with half a round behind it.
+    """
+    pipeline = prepared(
+        tiny_home,
+        "online.start=2",
+        "online.prompts={name: uniform}",
+        "online.annotate=[{name: rewards.exact_answer}, {name: scoring.values, model: critic}, "
+        "{name: advantages.gae, reward: reward.exact_answer}]",
+        "online.select=[{name: all_pairs, reward: reward.exact_answer}]",
+        "online.fit.updates.policy=[{name: preference.dpo}]",
+        "online.rollout.responses_per_prompt=8",
+        "online.fit.schedule=linear",
+        "online.fit.learning_rate=1.0e-4",
+        "online.roles={critic: {value_head: true, fit: {updates: {critic: [{name: value}]}, batch: 4, "
+        "epochs: 2, learning_rate: 1.0e-3, schedule: linear, warmup: 0.25}}}",
+    )
+    _, steps = improve(pipeline, tmp_path)
+    updates = [math.ceil(step["select/groups"] / 8) for step in steps[1:]]
+    assert "policy/learning_rate" not in steps[0] and max(updates) > 1
+    assert [step["policy/learning_rate"] for step in steps[1:]] == pytest.approx(
+        [1e-4 * (1 - (round_number + (made - 1) / made) / 3) for round_number, made in enumerate(updates)]
+    )
+    assert [step["critic/learning_rate"] for step in steps] == pytest.approx(
+        [1e-3, 1e-3 * 2.5 / 3, 1e-3 * 1.5 / 3, 1e-3 * 0.5 / 3]
     )
 
 

@@ -101,8 +101,8 @@ def learner_of(job: Mapping[str, Any], where: str) -> Any:
         "weight_decay": 0.1,
         "max_grad_norm": 0.5,
         "schedule": "linear",
-        "warmup_steps": 1,
-        "total_steps": 8,
+        "warmup": 1,
+        "total": 8,
         **job.get("options", {}),
     }
     if where == "torch":

@@ -182,7 +182,7 @@ def test_columns_are_written_again_with_the_weights_of_each_update() -> None:
         def backward(self, loss: Any) -> None:
             loss.backward()
 
-        def step(self) -> dict[str, float]:
+        def step(self, at: Any = None) -> dict[str, float]:
             self.steps += 1
             return {}
 
@@ -196,6 +196,7 @@ def test_columns_are_written_again_with_the_weights_of_each_update() -> None:
         {"batch": 1, "epochs": 2},
         tokens=100,
         seed=0,
+        at=0,
         before=lambda some: [g.with_columns(mark=[float(learner.steps)]) for g in some],
         after=lambda: events.append("after"),
     )

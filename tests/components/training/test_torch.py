@@ -48,9 +48,7 @@ def update(learner: TorchLearner) -> dict[str, float]:
 def test_restore_resumes_bit_for_bit(tiny: Path, adapter) -> None:
     def make() -> TorchLearner:
         torch.manual_seed(0)
-        return TorchLearner(
-            tiny, adapter=adapter, learning_rate=1e-2, schedule="cosine", warmup_steps=2, total_steps=6
-        )
+        return TorchLearner(tiny, adapter=adapter, learning_rate=1e-2, schedule="cosine", warmup=2, total=6)
 
     through, first, second = make(), make(), make()
     numbers = [update(through) for _ in range(4)]

@@ -34,7 +34,7 @@ class Overfitting:
     def backward(self, loss: Any) -> None:
         loss.backward()
 
-    def step(self) -> dict[str, float]:
+    def step(self, at: Any = None) -> dict[str, float]:
         self.weight.data += 1
         self.steps += 1
         return {}
