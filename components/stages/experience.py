@@ -42,7 +42,7 @@ def rollout(job: Job) -> dict[str, Any]:
     groups = rounds.sample(mine, built, options, context)
     seconds = time.monotonic() - began  # includes loading the model
     write_groups(job.work.product / "groups.parquet", groups)
-    built.save(job.work.product)
+    rounds.save_memories(built.memories, job.work.product)
     tokens = sum(sum(t.mask) for g in groups for t in g.trajectories)
     return sampling_summary(groups, tokens, seconds)
 
@@ -51,7 +51,7 @@ def pieces_of(job: Job) -> rounds.Pieces:
     """The pieces of a stage of a round, with the state that the same stage of the round before left them."""
     built = rounds.Pieces(job.options)
     if "before" in job.inputs:
-        built.restore(job.path("before"))
+        rounds.restore_memories(built.memories, job.path("before"))
     return built
 
 
@@ -102,7 +102,7 @@ def annotate(job: Job) -> dict[str, Any]:
             "is kept; fix the cause or change `online.health` and run again"
         )
     write_groups(job.work.product / "groups.parquet", marked)
-    built.save(job.work.product)
+    rounds.save_memories(built.memories, job.work.product)
     return {
         "counts": counts,
         "round_metrics": numbers,
@@ -158,7 +158,7 @@ def select(job: Job) -> dict[str, Any]:
         )
     progress.expect("texts", texts_read(options["prepare"]) * _answers(chosen))
     write_groups(job.work.product / "groups.parquet", rounds.prepare(chosen, built, context))
-    built.save(job.work.product)
+    rounds.save_memories(built.memories, job.work.product)
     return {"counts": counts}
 
 

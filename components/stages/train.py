@@ -18,7 +18,8 @@ from ratchet.components.stages.probe import probe, verify_saved, weights_precisi
 from ratchet.components.text.chat import count_tokens, encode_group
 from ratchet.components.training import ranks
 from ratchet.components.training.deepspeed import DeepSpeedLearner
-from ratchet.components.training.objectives import parts
+from ratchet.components.training.objectives import memories, parts
+from ratchet.components.training.rounds import restore_memories, save_memories
 from ratchet.components.training.steps import steps_planned
 from ratchet.components.training.torch import TorchLearner
 from ratchet.components.training.trainer import fit
@@ -63,7 +64,9 @@ def optimise(job: Job) -> dict[str, Any]:
         )
         return {"rolled_back": True, "why": job.inputs["annotated"].meta["verdicts"]}
     groups = read_groups(job.path("groups") / "groups.parquet")
-    return learn(job, job.path("policy"), groups, [])
+    # the policy that a later round starts from is the product of the round before
+    before = job.path("policy") if job.options.get("round", 1) > 1 else None
+    return learn(job, job.path("policy"), groups, [], before=before)
 
 
 def learn(
@@ -75,14 +78,19 @@ def learn(
     kind: str = "policy",
     inspect: Callable[[Any], None] | None = None,
     inspect_saved: Callable[[Any], None] | None = None,
+    before: Path | None = None,
 ) -> dict[str, Any]:
     """Fit, save as a model directory, reload and compare, and check that answers end. `inspect` is called
-    with the trained learner on every rank, `inspect_saved` with the reloaded model on rank 0.
+    with the trained learner on every rank, `inspect_saved` with the reloaded model on rank 0. Schedules of
+    objectives continue from the product `before`.
     """
     options, profile = job.options["fit"], job.options["profile"]
     planned = steps_planned(len(groups), options)
     learner = make_learner(policy, kind, options, profile, planned, round(planned * options["warmup"]))
     updates = {role: parts(specs) for role, specs in options["updates"].items()}
+    schedules = memories(updates)
+    if before is not None:
+        restore_memories(schedules, before)
     summary = fit(
         dict.fromkeys(updates, learner),
         updates,
@@ -95,6 +103,7 @@ def learn(
         validation=validation,
     )
     learner.save(job.work.product)
+    save_memories(schedules, job.work.product)
     if isinstance(learner, TorchLearner):
         learner.release_optimiser()  # before the saved model is read beside it
     summary["reload_difference"] = verify_saved(

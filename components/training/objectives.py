@@ -155,9 +155,9 @@ class Meter:
 
 
 def memories(updates: Mapping[str, Sequence[Part]]) -> dict[str, Schedule]:
-    """All schedules of all objectives, keyed for checkpoints as `role.label.option`."""
+    """All schedules of all objectives, keyed for checkpoints as `role.label.option.class`."""
     return {
-        f"{role}.{p.label}.{name}": schedule
+        f"{role}.{p.label}.{name}.{type(schedule).__name__}": schedule
         for role, ps in updates.items()
         for p in ps
         for name, schedule in p.memories().items()

@@ -66,19 +66,21 @@ class Pieces(Mapping[str, list[Named]]):
     def __len__(self) -> int:
         return len(self._named)
 
-    def restore(self, product: Path) -> None:
-        """Continue from the state that `save` wrote. A piece that this round names anew starts afresh."""
-        if not (product / MEMORIES).is_dir():
-            return
-        saved = load_state(product / MEMORIES)
-        for name, piece in self.memories.items():
-            if name in saved:
-                piece.restore(saved[name])
 
-    def save(self, product: Path) -> None:
-        """Write the state of the pieces that have one into a stage's product."""
-        if self.memories:
-            save_state(product / MEMORIES, {name: piece.state() for name, piece in self.memories.items()})
+def restore_memories(memories: Mapping[str, Memory], product: Path) -> None:
+    """Continue from the state in the product of the same stage of the round before. A piece that this round
+    names anew starts afresh.
+    """
+    saved = load_state(product / MEMORIES) if (product / MEMORIES).is_dir() else {}
+    for name, piece in memories.items():
+        if name in saved:
+            piece.restore(saved[name])
+
+
+def save_memories(memories: Mapping[str, Memory], product: Path) -> None:
+    """Write the state of the pieces that have one into a stage's product."""
+    if memories and ranks.first():
+        save_state(product / MEMORIES, {name: piece.state() for name, piece in memories.items()})
 
 
 def choose(

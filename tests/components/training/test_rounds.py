@@ -140,10 +140,10 @@ def test_state_of_pieces_goes_from_a_round_to_the_next(tmp_path: Path) -> None:
     first = rounds.Pieces({"select": REPLAY})
     groups = [group("p", "2"), group("q", "3")]
     assert len(first["select"][0].call(groups, ctx)) == 2, "nothing to replay"
-    first.save(tmp_path)
+    rounds.save_memories(first.memories, tmp_path)
     fresh, restored = rounds.Pieces({"select": REPLAY}), rounds.Pieces({"select": REPLAY})
-    restored.restore(tmp_path)
-    fresh.restore(tmp_path / "none")
+    rounds.restore_memories(restored.memories, tmp_path)
+    rounds.restore_memories(fresh.memories, tmp_path / "none")
     later = dataclasses.replace(ctx, round=2)
     assert len(fresh["select"][0].call(groups, later)) == 2
     assert len(restored["select"][0].call(groups, later)) == 4
