@@ -15,8 +15,8 @@ from ratchet.components.piece import build
 from ratchet.components.stages import progress
 from ratchet.components.stages.engines import Lazily
 from ratchet.components.stages.experience import certificate_of, context_of, sampling_summary
-from ratchet.components.stages.improve import Overlay
 from ratchet.components.stages.job import Job
+from ratchet.components.stages.overlay import Overlay
 from ratchet.components.stages.shards import sharded_engine
 from ratchet.components.training.loop import reward_columns, texts_read
 from ratchet.components.types import Context, Group, Prompt

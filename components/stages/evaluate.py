@@ -39,8 +39,8 @@ from ratchet.components.recipes.arms import key_of, title_of
 from ratchet.components.stages import progress
 from ratchet.components.stages.engines import Lazily, OneEngine
 from ratchet.components.stages.experience import certificate_of, context_of
-from ratchet.components.stages.improve import Overlay
 from ratchet.components.stages.job import Job
+from ratchet.components.stages.overlay import Overlay
 from ratchet.components.storage.store import write_atomic
 from ratchet.components.training.loop import texts_read
 from ratchet.components.types import Context, Group

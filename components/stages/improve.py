@@ -17,6 +17,7 @@ from ratchet.components.piece import build, models_of
 from ratchet.components.protocols import Memory
 from ratchet.components.stages.experience import context_of
 from ratchet.components.stages.job import Job
+from ratchet.components.stages.overlay import Overlay
 from ratchet.components.stages.probe import agree, verify_saved, weights_precision
 from ratchet.components.stages.train import make_learner
 from ratchet.components.stages.watch import Health
@@ -83,7 +84,6 @@ class Steps:
         self.learner = _learner(job, "policy", options)
         self.objectives = {role: parts(specs) for role, specs in options["fit"]["updates"].items()}
         self.built, self.fresh = Pieces(options), pieces("annotate", options["fresh"])
-        self.health = Health(options, self.learner)
         self.models = context_of(job).models
         self.engine, self.refresh = live_engine(
             self.profile, self.learner, job.work.progress / "current", kind
@@ -95,11 +95,17 @@ class Steps:
             **dict.fromkeys(self.objectives, self.learner),
             **{role.name: role.learner for role in self.roles},
         }
+        following: dict[str, Memory] = {"reference": self.reference} if self.reference else {}
+        self.health = Health(
+            options,
+            {"policy": self.learner, **memories(self.objectives), **following}
+            | {name: memory for role in self.roles for name, memory in role.learned.items()},
+        )
         self.stateful: dict[str, Memory] = {
             **memories(self.objectives),
             **self.built.memories,
             **{name: memory for role in self.roles for name, memory in role.memories.items()},
-            **({"reference": self.reference} if self.reference else {}),
+            **following,
             "health": self.health,
         }
         self.state: dict[str, Any] = {
@@ -167,7 +173,9 @@ class Steps:
             learn=self._learn,
         )
         self.state["counts"] = dict(Counter(self.state["counts"]) + Counter(this.counts))
-        if this.chosen or this.rolled_back:
+        if this.rolled_back:
+            self._follow()
+        elif this.chosen:
             self.refresh()
             if self.reference:
                 self.reference.follow(self.engine)
@@ -177,7 +185,13 @@ class Steps:
     def _check(self, groups: Sequence[Group], number: int) -> tuple[dict[str, float], bool]:
         """Metrics of the scored answers, and whether a health rule rolled the policy back."""
         numbers = self._metrics(groups, self.options["annotate"])
-        return numbers, self.health(number, numbers, self.state)
+        return numbers, self._judge(number, numbers)
+
+    def _judge(self, number: int, numbers: Mapping[str, float]) -> bool:
+        """Whether a health rule rolled everything learned back."""
+        rolled_back = self.health(number, numbers, self.state)
+        self.state["role_updates"] = {role.name: role.learner.steps for role in self.roles}
+        return rolled_back
 
     def _metrics(self, groups: Sequence[Group], specs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Round metrics from rank 0, so that all ranks decide alike."""
@@ -228,7 +242,7 @@ class Steps:
             sample(this.prompts, self.built, self.options, self.context(state["step"] + 1))
         )
         difference, numbers = agree(self.learner, fresh(last), self.profile), self._metrics(last, ())
-        self.health(state["step"], numbers, state)
+        self._judge(state["step"], numbers)
         self.learner.save(job.work.product)
         for role in self.roles:
             role.learner.save(job.work.product / ROLES / role.name)
@@ -279,19 +293,3 @@ def _role(job: Job, name: str, section: Mapping[str, Any]) -> Role:
     exact = {**profile, "engine": "torch", "precision": "float32"}
     target = engine_of(exact, job.path(name), kind) if section["target"] is not None else None
     return Role(name, section, learner, engine, refresh, target)
-
-
-class Overlay(Mapping[str, Any]):
-    """Mapping with some names overridden; other names are looked up (and loaded) only on access."""
-
-    def __init__(self, below: Mapping[str, Any], above: Mapping[str, Any]) -> None:
-        self._below, self._above = below, above
-
-    def __getitem__(self, name: str) -> Any:
-        return self._above[name] if name in self._above else self._below[name]
-
-    def __iter__(self):
-        return iter({*self._below, *self._above})
-
-    def __len__(self) -> int:
-        return len({*self._below, *self._above})

@@ -9,6 +9,7 @@ from typing import Any, final
 
 from ratchet.components.errors import HealthError
 from ratchet.components.evaluation.health import ACTIONS, check
+from ratchet.components.protocols import Memory
 from ratchet.components.stages.probe import require_ended
 from ratchet.components.training import ranks
 
@@ -20,14 +21,15 @@ ENOUGH = 64
 class Health:
     """Applies `online.health` and `fit.min_ended` to the answers of steps. Part of the checkpoint.
 
-    If any rule has the action `roll_back`, the learner's last healthy state (weights and optimizer) is kept
-    in memory for a rollback.
+    If any rule has the action `roll_back`, the last healthy state of everything `learned` from answers, by
+    name (learners with their optimizers, models that follow them, schedules), is kept in memory for a
+    rollback.
     """
 
-    def __init__(self, options: Mapping[str, Any], learner: Any) -> None:
+    def __init__(self, options: Mapping[str, Any], learned: Mapping[str, Memory]) -> None:
         self.rules, self.min_ended = options["health"], options["fit"]["min_ended"]
-        self.learner, self.keeps = (
-            learner,
+        self.learned, self.keeps = (
+            learned,
             any(rule and rule["action"] == "roll_back" for rule in self.rules.values()),
         )
         self.first: Mapping[str, float] = {}
@@ -36,7 +38,7 @@ class Health:
         self.healthy = self._now(0)
 
     def __call__(self, step: int, round_metrics: Mapping[str, float], run: dict[str, Any]) -> bool:
-        """Check the metrics of a step. Returns True if the learner was rolled back to the last healthy
+        """Check the metrics of a step. Returns True if the learners were rolled back to the last healthy
         weights; `run` then has the number of `updates` of those weights, and one more `rolled_back` step.
         Steps with few answers are pooled with later ones first. `HealthError` if a rule says `stop`,
         `ContractError` if too few answers end.
@@ -69,7 +71,8 @@ class Health:
         rolled_back = any(verdict.action == "roll_back" for verdict in found)
         if rolled_back:
             healthy = ranks.once(lambda: self.healthy)
-            self.learner.restore(healthy["learner"])
+            for name, memory in self.learned.items():
+                memory.restore(healthy["learned"][name])
             run.update(updates=healthy["updates"], rolled_back=run["rolled_back"] + 1)
         else:
             self.healthy = self._now(run["updates"])
@@ -104,4 +107,9 @@ class Health:
         )
 
     def _now(self, updates: int) -> dict[str, Any]:
-        return {"learner": self.learner.state(), "updates": updates} if self.keeps else {}
+        if not self.keeps:
+            return {}
+        return {
+            "learned": {name: memory.state() for name, memory in self.learned.items()},
+            "updates": updates,
+        }

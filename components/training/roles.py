@@ -34,7 +34,11 @@ class Follower:
         )
 
     def state(self) -> dict[str, Any]:
-        return dict(self.engine.model.state_dict())
+        """The weights, as CPU copies."""
+        return {
+            name: weight.detach().to("cpu", copy=True)
+            for name, weight in self.engine.model.state_dict().items()
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.engine.model.load_state_dict(state)
@@ -77,8 +81,13 @@ class Role:
         """Everything with a state besides the learner, by its name in checkpoints."""
         own: dict[str, Memory] = {f"{self.name}.{key}": value for key, value in self.built.memories.items()}
         own |= {f"{self.name}.{key}": v for key, v in stateful_pieces(fresh=self.fresh).items()}
-        own |= {f"{self.name}.target": self.target} if self.target else {}
-        return own | memories(self.objectives)
+        return own | {name: memory for name, memory in self.learned.items() if name != self.name}
+
+    @property
+    def learned(self) -> dict[str, Memory]:
+        """Everything that its updates change, by name: the learner, its target, schedules."""
+        target = {f"{self.name}.target": self.target} if self.target else {}
+        return {self.name: self.learner, **target, **memories(self.objectives)}
 
     def learn(
         self, groups: Sequence[Group], ctx: Context, *, tokenizer: Any, tokens: int

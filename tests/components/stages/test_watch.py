@@ -15,11 +15,14 @@ import pytest
 import torch
 
 from ratchet.components.errors import ContractError, HealthError
+from ratchet.components.evaluation.health import Verdict
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models import products
 from ratchet.components.models.load import load_policy, load_tokenizer, save_model
+from ratchet.components.models.value import load_value_head
 from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.profile import Profile
+from ratchet.components.stages import watch
 from ratchet.components.stages.probe import probe, verify_saved
 from ratchet.components.stages.run import as_request, execute
 from ratchet.components.stages.watch import ENOUGH, Health
@@ -289,6 +292,37 @@ def test_rolled_back_step_is_undone_and_resume_is_bit_identical(tiny_home: Path,
     assert weights(tmp_path / "killed" / "product") == weights(tmp_path / "whole" / "product")
 
 
+def test_rollback_covers_the_moving_reference_and_further_roles(
+    tiny_home: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step 2 and the check of the final weights undo everything that steps 1 and 3 learned."""
+    checks = iter([[], [Verdict("kl", "roll_back", 2.0, 1.0, "too far")]] * 2)
+    monkeypatch.setattr(watch, "check", lambda history, rules: next(checks))
+    pipeline = prepared(
+        "rlvr_grpo",
+        tiny_home,
+        "improve",
+        *STEPS,
+        "online.rounds=3",
+        "online.fit.min_ended=0.0",
+        f"online.health={rule('roll_back')}",
+        "online.annotate=[{name: rewards.exact_answer}, {name: scoring.values, model: critic}, "
+        "{name: advantages.gae, reward: reward.exact_answer}]",
+        "online.roles={critic: {value_head: true, target: {name: ema, decay: 0.5}, "
+        "fit: {updates: {critic: [{name: value}]}, learning_rate: 1.0e-2, schedule: constant, warmup: 0.0}}}",
+    )
+    meta, steps = work(pipeline, "improve", tmp_path)
+    assert [step["health/rolled_back"] for step in steps] == [0.0, 1.0, 0.0]
+    assert meta["rolled_back_steps"] == 2
+    assert steps[0]["critic/grad_norm"] > 0 and steps[2]["policy/kl/kl"] == steps[0]["policy/kl/kl"]
+    assert meta["updates"] == 0 and meta["role_updates"] == {"critic": 0}
+    before = load_policy(tiny_model).state_dict()
+    for folder in (tmp_path / "product", tmp_path / "product" / "roles" / "critic"):
+        after = load_policy(folder).state_dict()
+        assert all(torch.equal(before[name], after[name]) for name in before), folder
+    assert not load_value_head(tmp_path / "product" / "roles" / "critic", 160).weight.any()
+
+
 class Counted:
     """A learner whose weights are one number."""
 
@@ -307,15 +341,16 @@ def round_metrics(responses: float = ENOUGH, **numbers: float) -> dict[str, floa
 
 
 def test_hold_restores_the_last_healthy_weights() -> None:
-    learner, run = Counted(), {"updates": 0, "rolled_back": 0}
+    learner, critic, run = Counted(), Counted(), {"updates": 0, "rolled_back": 0}
     health = Health(
-        {"health": {"entropy": {"limit": 1.0, "action": "roll_back"}}, "fit": {"min_ended": 0.05}}, learner
+        {"health": {"entropy": {"limit": 1.0, "action": "roll_back"}}, "fit": {"min_ended": 0.05}},
+        {"policy": learner, "critic": critic},
     )
     for step, (entropy, after) in enumerate([(2.0, 1), (2.0, 2), (0.5, 1), (0.5, 1), (2.0, 2)], start=1):
         undone = health(step, round_metrics(entropy=entropy), run)
-        assert undone == (entropy < 1.0) and learner.weight == run["updates"]
+        assert undone == (entropy < 1.0) and learner.weight == critic.weight == run["updates"]
         if not undone:
-            learner.weight = run["updates"] = learner.weight + 1
+            learner.weight = critic.weight = run["updates"] = learner.weight + 1
         assert learner.weight == after, f"step {step}"
     assert run["rolled_back"] == 2
 
@@ -324,7 +359,7 @@ def test_health_rules_pool_small_steps_and_test_their_mean() -> None:
     health, run = (
         Health(
             {"health": {"length_ratio": {"limit": 1.5, "action": "roll_back"}}, "fit": {"min_ended": 0.2}},
-            Counted(),
+            {"policy": Counted()},
         ),
         {"updates": 0, "rolled_back": 0},
     )
