@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 class Log:
     """Appends one JSON line per step, on rank 0. On resume, lines after the checkpoint's step are removed;
-    they will be written again.
+    they will be written again. `last`: the metrics of the last line.
     """
 
     def __init__(self, path: Path, *, after: int) -> None:
@@ -29,6 +29,7 @@ class Log:
         if ranks.first() and path.exists():
             kept = [text for text in path.read_text().splitlines() if _step(text) <= after]
             write_atomic(path, "".join(text + "\n" for text in kept))  # atomic: a kill here loses no step
+            self.last = json.loads(kept[-1])["metrics"] if kept else {}
 
     def __call__(self, values: Mapping[str, float], step: int, of: int | None = None) -> None:
         self.last = {k: v for k, v in values.items() if isinstance(v, (int, float))}

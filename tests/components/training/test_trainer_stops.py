@@ -102,11 +102,20 @@ def test_early_stopping_is_the_same_after_a_resume(tmp_path: Path) -> None:
         "one worse validation is behind it, one before it"
     )
     learner, found = fitted(tmp_path)
+    assert found["validation/policy/loss"] > 0, "the metrics of the last step"
     assert found["stopped_early"] and (
         found["steps"],
         found["best_step"],
         float(learner.weight.detach()),
     ) == (10, BEST, BEST)
+
+
+def test_a_fit_that_stopped_before_its_checkpoint_reports_its_last_metrics(tmp_path: Path) -> None:
+    _, found = fitted(tmp_path, save_every=1)
+    _, again = fitted(tmp_path, save_every=1)
+    for one in (found, again):
+        one.pop("seconds")
+    assert again == found
 
 
 @pytest.mark.parametrize(
