@@ -206,7 +206,9 @@ class Schedule(Memory, Protocol):
     """A schedule: a number that may change during training."""
 
     def value(self) -> float: ...
-    def update(self, metrics: Mapping[str, float]) -> None: ...
+    def update(self, metrics: Mapping[str, float]) -> None:
+        """Learn from the metrics of an optimizer step; NaN: no row of the step has that metric."""
+        ...
 
 
 class Prompts(Protocol):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet.components.piece import build, describe
 from ratchet.components.recipes.piece_source import Unit
+from ratchet.components.training.reduce import live_units
 from ratchet.components.types import Batch, Outputs, Read, Terms
 
 if TYPE_CHECKING:
@@ -127,16 +128,21 @@ def _own_options(function: Callable[..., Any]) -> list[str]:
 
 
 class Meter:
-    """Running means of unreduced metrics: (B,T) values over the loss mask, others over their elements."""
+    """Running means of unreduced metrics: (B,T) values over the loss mask, (U,) values over the units of the
+    objective that are not masked out, others over their elements.
+    """
 
     def __init__(self) -> None:
         self.sums: dict[str, float] = {}
         self.counts: dict[str, float] = {}
 
-    def add(self, name: str, values: Tensor, batch: Batch) -> None:
+    def add(self, name: str, values: Tensor, batch: Batch, unit: Unit) -> None:
         values = values.detach().float()
+        live = live_units(batch, unit)
         if values.shape == batch.mask.shape:
             total, number = (values * batch.mask).sum(), batch.mask.sum()
+        elif values.shape == live.shape:
+            total, number = values.where(live, 0.0).sum(), live.sum()
         else:
             total, number = values.sum(), values.new_tensor(values.numel())
         self.sums[name] = self.sums.get(name, 0.0) + float(total)

@@ -71,7 +71,7 @@ def legal(name: str, unit: str) -> str | None:
 def count(batch: Batch, unit: Unit) -> Counts:
     """The counts of one micro-batch."""
     live = batch.mask.any(-1)
-    return Counts(unit, int(batch.mask.sum()), int(live.sum()), int(_live_units(batch, unit).sum()))
+    return Counts(unit, int(batch.mask.sum()), int(live.sum()), int(live_units(batch, unit).sum()))
 
 
 def reduce(name: str, loss: Tensor, batch: Batch, totals: Counts) -> Tensor:
@@ -85,7 +85,7 @@ def reduce(name: str, loss: Tensor, batch: Batch, totals: Counts) -> Tensor:
         raise RecipeError(problem)
     kind, length = _split(name)
     if totals.unit != "step":
-        live = _live_units(batch, totals.unit)
+        live = live_units(batch, totals.unit)
         if loss.shape != live.shape:
             raise ValueError(
                 f"an objective of unit {totals.unit!r} returned terms of shape {tuple(loss.shape)}, "
@@ -121,7 +121,7 @@ def _split(name: str) -> tuple[str, int]:
     return kind, int(length)
 
 
-def _live_units(batch: Batch, unit: Unit) -> Tensor:
+def live_units(batch: Batch, unit: Unit) -> Tensor:
     """(U,) bool: units with at least one masked-in token in each row (pairs) or in any row (groups)."""
     import torch
 

@@ -40,7 +40,7 @@ def measure(
 
     Each rank processes whole groups. Collectives need equal micro-batch counts, so ranks with fewer repeat
     one with weight 0. A loss mask without trainable tokens and a loss that is not finite are a
-    `TrainingError`.
+    `TrainingError`; an objective whose `where` chooses none of them has the loss 0.
     """
     import torch
 
@@ -55,10 +55,13 @@ def measure(
         },
     )
     totals = {p.label: sum((counts[p.label] for counts in per_rank), Counts(p.unit)) for p in update}
-    if not any(counts.steps for counts in totals.values()):
+    if not any(any(trajectory.mask) for group in groups for trajectory in group.trajectories):
         raise TrainingError(
             f"no trainable tokens: the loss mask is empty in all {len(groups)} groups "
-            f"(first prompt: {groups[0].prompt.id!r}); check the chat template and the data's roles"
+            f"(prompts {first_ids(group.prompt.id for group in groups)}); check the chat template and the "
+            "data's roles"
+            if groups
+            else f"no trajectory of this step is trained: the column {TRAINED!r} is false in all of them"
         )
     outputs = frozenset().union(*(part.requests for part in update))
     value = 0.0
@@ -99,9 +102,9 @@ def _loss(
             )
         loss = term if loss is None else loss + term
         if meter is not None:
-            meter.add(f"{part.label}/loss", terms.loss, mine)
+            meter.add(f"{part.label}/loss", terms.loss, mine, part.unit)
             for name, values in terms.metrics.items():
-                meter.add(f"{part.label}/{name}", values, mine)
+                meter.add(f"{part.label}/{name}", values, mine, part.unit)
     return loss
 
 

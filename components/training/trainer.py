@@ -7,6 +7,7 @@ backward (all in `step_loss.py`) → optimizer step → schedules update from th
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,6 +45,7 @@ def one_step(
             learners[role], update, groups, tokens=tokens, backward=True, meter=meter
         )
         line |= {f"{role}/{name}": value for name, value in meter.means().items()}
+        without = {f"{role}/{name}": math.nan for name, number in meter.counts.items() if not number}
         try:
             line |= {f"{role}/{name}": value for name, value in learners[role].step(at).items()}
         except TrainingError as error:  # the learner does not know the prompt ids
@@ -52,7 +54,7 @@ def one_step(
             ) from error
         for part in update:
             for schedule in part.memories().values():
-                schedule.update(line)
+                schedule.update({**without, **line})
     return line
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,14 +15,14 @@ from ratchet.components.recipes.ranges import NotNegative, Positive
 class AdaptiveKl:
     """beta <- beta (1 + gain clip(kl / target - 1, -0.2, 0.2)) after every step (Ziegler et al., section
     2.2). `target`: in nats of the metric `metric`, a name in the step's log (`role/label/metric`);
-    `RecipeError` if it does not exist.
+    `RecipeError` if it does not exist; a step without a row of it changes nothing.
     """
 
     def __init__(
         self,
         *,
         target: Positive,
-        initial: NotNegative = 0.2,
+        initial: Positive = 0.2,
         gain: NotNegative = 0.1,
         metric: str = "policy/kl/kl",
     ) -> None:
@@ -36,6 +37,8 @@ class AdaptiveKl:
                 "schedule adaptive_kl: no objective reports its metric "
                 f"{self.metric!r}{nearest(self.metric, metrics)}"
             )
+        if math.isnan(metrics[self.metric]):
+            return
         error = min(max(metrics[self.metric] / self.target - 1, -0.2), 0.2)
         self.beta *= 1 + self.gain * error
 

@@ -119,3 +119,15 @@ def test_widest_unit_of_several_objectives() -> None:
         and widest(["step"]) == "step"
         and widest(["group", "pair"]) == "group"
     )
+
+
+def test_a_schedule_learns_nothing_from_a_step_without_its_rows() -> None:
+    kl = {"name": "kl", "weight": {"name": "adaptive_kl", "target": 0.1}, "reduce": "token_mean"}
+    update = parts([{**kl, "label": "kl", "where": "keep"}])
+    group = Group(
+        Prompt("p", ()),
+        (Trajectory((), {"tokens": [1, 2]}, [False, True]),),
+        {"keep": [0.0], "logprobs.reference": [[0.0, -1.0]]},
+    )
+    line = trainer.one_step({"policy": Learner()}, {"policy": update}, [group], tokens=9)  # pyright: ignore[reportArgumentType]
+    assert line == {"policy/loss": 0.0} and update[0].memories()["weight"].value() == 0.2

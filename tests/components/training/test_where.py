@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ratchet.components.errors import RecipeError
+from ratchet.components.errors import RecipeError, TrainingError
 from ratchet.components.recipes.recipe import load
 from ratchet.components.training.objectives import Meter, parts
 from ratchet.components.training.step_loss import measure
@@ -64,3 +64,51 @@ def test_where_is_a_column_that_exists() -> None:
         load("rloo", overrides=[change % "turn_1"])
     with pytest.raises(RecipeError, match="`where` does not restrict"):
         load("kto", overrides=["offline.fit.updates.policy=[{name: kto, where: label}]"])
+
+
+def test_metrics_of_rows_and_pairs_are_those_of_where_too() -> None:
+    """Ratio 1: loss and metric are those of the two rows with advantage 2. Of the pairs the first is kept, in
+    which the chosen answer is the likelier one.
+    """
+    rows = [
+        group.with_columns(advantages=[advantage], **{"logprobs.old": [[-n / 10.0 for n in tokens]]})
+        for group, advantage in zip(GROUPS, (2.0, -6.0, 2.0), strict=True)
+        for tokens in [group.trajectories[0].inputs["tokens"]]
+    ]
+    clip = {"name": "clip.row", "weight": 1.0, "reduce": "unit_mean", "label": "clip", "where": "class"}
+    meter = Meter()
+    loss = measure(Counting(), parts([clip]), rows, tokens=100, backward=False, meter=meter)  # pyright: ignore[reportArgumentType]
+    assert loss == pytest.approx(-2.0) and meter.means()["clip/loss"] == pytest.approx(-2.0)
+
+    pairs = [
+        Group(
+            Prompt(str(chosen), ()),
+            tuple(Trajectory((), {"tokens": [9, token]}, [False, True]) for token in (chosen, rejected)),
+            {"logprobs.reference": [[0.0, -1.0]] * 2, "keep": [keep] * 2},
+        )
+        for chosen, rejected, keep in ((10, 40, 1.0), (40, 10, 0.0), (60, 10, 0.0))
+    ]
+    dpo = {"name": "preference.dpo", "weight": 1.0, "reduce": "unit_mean", "label": "dpo", "where": "keep"}
+    meter = Meter()
+    loss = measure(Counting(), parts([dpo]), pairs, tokens=100, backward=False, meter=meter)  # pyright: ignore[reportArgumentType]
+    assert meter.means()["dpo/loss"] == pytest.approx(loss)
+    assert meter.means()["dpo/accuracy"] == 1.0
+
+
+def test_a_step_without_a_row_of_where_has_the_loss_0() -> None:
+    likelihood = {"name": "likelihood", "weight": 1.0, "reduce": "token_mean", "label": "nll"}
+    only_b, meter = GROUPS[1:2], Meter()
+    loss = measure(
+        Counting(),  # pyright: ignore[reportArgumentType]
+        parts([{**likelihood, "where": "class"}]),
+        only_b,
+        tokens=100,
+        backward=False,
+        meter=meter,
+    )
+    assert loss == 0.0 and not meter.means()
+    untrained = [only_b[0].with_columns(trained=[False])]
+    empty = [Group(Prompt("d", ()), (Trajectory((), {"tokens": [90, 40]}, [False, False]),))]
+    for groups, why in ((untrained, "no trajectory of this step is trained"), (empty, "chat template")):
+        with pytest.raises(TrainingError, match=why):
+            measure(Counting(), parts([likelihood]), groups, tokens=100, backward=False, meter=Meter())  # pyright: ignore[reportArgumentType]

@@ -27,6 +27,9 @@ def test_schedule_values_by_hand():
     assert path(schedules["adaptive_kl"], [200.0, 2.0, 1.8]) == pytest.approx([0.11, 0.11, 0.11 * 0.95])
     with pytest.raises(RecipeError, match="policy/kl/kl"):
         schedules["adaptive_kl"].update({"policy/kl/k": 1.0})
+    assert path(schedules["adaptive_kl"], [float("nan")]) == pytest.approx([0.11 * 0.95]), "no row of it"
+    with pytest.raises(RecipeError, match="above 0"):
+        build("schedule", {"name": "adaptive_kl", "target": 0.1, "initial": 0.0})
 
 
 @pytest.mark.parametrize("name", sorted(catalogue("schedule")))
