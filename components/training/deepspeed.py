@@ -24,7 +24,7 @@ from ratchet.components.recipes.families import family_of
 from ratchet.components.training import ranks
 from ratchet.components.training.deepspeed_config import config, import_deepspeed, quiet
 from ratchet.components.training.deepspeed_module import Rows
-from ratchet.components.training.torch import Schedule, rate
+from ratchet.components.training.torch import Schedule, rate, without_dropout
 from ratchet.components.types import Batch, Outputs, Read
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -122,12 +122,7 @@ class DeepSpeedLearner:
 
     def _load(self) -> tuple[nn.Module, nn.Module]:
         model = load_model(self.path, self.kind)
-        for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-            if hasattr(module, "attention_dropout"):
-                module.attention_dropout = 0.0  # pyright: ignore[reportArgumentType]
-        return model, self.adapter(model) if self.adapter else model
+        return model, without_dropout(self.adapter(model) if self.adapter else model)
 
     def _make_moments(self) -> None:
         """Create AdamW's moments now instead of at the first step: a checkpoint may be loaded before, and

@@ -37,6 +37,16 @@ def rate(
     return peak * (1 - done if schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
 
 
+def without_dropout(model: nn.Module) -> nn.Module:
+    """The model with all dropout set to 0, that of an adapter too."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0  # pyright: ignore[reportArgumentType]
+    return model
+
+
 @final
 class TorchLearner:
     """Trains a model with AdamW in float32. `adapter` selects the trained parameters (default: all).
@@ -68,11 +78,6 @@ class TorchLearner:
         self.kind = kind
         self.tokenizer = load_tokenizer(model_path)
         self.model = load_model(Path(model_path), kind)
-        for module in self.model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-            if hasattr(module, "attention_dropout"):
-                module.attention_dropout = 0.0  # pyright: ignore[reportArgumentType]
         language: Any = self.model.policy if isinstance(self.model, PolicyWithValue) else self.model
         tied = (
             kind != "reward"
@@ -87,7 +92,7 @@ class TorchLearner:
         if self.checkpointing:
             language.gradient_checkpointing_enable({"use_reentrant": False})
         # peft adapts the model in place, so `model` stays the forward entry; `trained` is merged on export.
-        self.trained = to_device(adapter(self.model) if adapter else self.model)
+        self.trained = to_device(without_dropout(adapter(self.model) if adapter else self.model))
         self.parameters = {n: p for n, p in self.trained.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise TrainingError("no trainable parameters: the adapter froze every parameter")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.piece import piece
-from ratchet.components.recipes.ranges import BelowOne, Bool, Count, Natural, Positive
+from ratchet.components.recipes.ranges import Bool, Count, Natural, Positive
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -22,40 +22,41 @@ def lora(
     *,
     rank: Count = 16,
     alpha: Positive = 32.0,
-    dropout: BelowOne = 0.0,
     dora: Bool = False,
     rslora: Bool = False,
-    targets: str | list = "all-linear",
+    targets: str | list[str] = "all-linear",
     seed: Natural = 0,
 ) -> Module:
     """W + (alpha / rank) B A on every linear layer except output layer and heads (`targets`); B is
     initialised to 0, so the model is initially unchanged. `dora` decomposes the magnitude (arXiv 2402.09353),
-    `rslora` scales by alpha / sqrt(rank) (arXiv 2312.03732). Scalar heads are trained in full. Dropout
-    defaults to 0, since on-policy ratios must start at 1. `seed` initialises A deterministically in every
-    process.
+    `rslora` scales by alpha / sqrt(rank) (arXiv 2312.03732). `targets`: names of layers, or regular
+    expressions for their whole names. Scalar heads are trained in full. There is no dropout, since on-policy
+    ratios must start at 1. `seed` initialises A deterministically in every process.
     """
     import torch
     from peft import LoraConfig, get_peft_model
 
     heads = sorted({name.split(".")[-1] for name, _ in model.named_modules()} & HEADS)
-    for target in (
-        [targets] if isinstance(targets, str) else targets
-    ):  # peft accepts a list of names, or a pattern
-        if target != "all-linear" and not any(
-            re.fullmatch(str(target), name) or name.endswith(f".{target}")
-            for name, _ in model.named_modules()
-        ):
-            layers = {name.split(".")[-1] for name in linear_layers(model)}
+    linear, chosen = linear_layers(model), list[str]()
+    for target in [targets] if isinstance(targets, str) else targets:
+        found = [
+            name
+            for name in linear
+            if target == "all-linear" or re.fullmatch(target, name) or name.endswith(f".{target}")
+        ]
+        if not found:
+            layers = {name.split(".")[-1] for name in linear}
             raise RecipeError(
-                f"adapter lora: targets: the model has no module {target!r}{nearest(str(target), layers)}"
+                f"adapter lora: targets: no linear layer is called {target!r}{nearest(target, layers)}; the "
+                "output layer, heads and embeddings have no adapter"
             )
+        chosen += found
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,  # pyright: ignore[reportArgumentType]
-        lora_dropout=dropout,
         use_dora=dora,
         use_rslora=rslora,
-        target_modules=linear_layers(model) if targets == "all-linear" else targets,
+        target_modules=chosen,
         modules_to_save=heads or None,
     )
     with torch.random.fork_rng(devices=[]):
@@ -68,12 +69,13 @@ def linear_layers(model: Module) -> list[str]:
     weight the log-probs read directly.
     """
     from torch.nn import Linear
+    from transformers.pytorch_utils import Conv1D
 
     outputs = [m.get_output_embeddings() for m in model.modules() if hasattr(m, "get_output_embeddings")]  # pyright: ignore[reportCallIssue]
     return [
         name
         for name, module in model.named_modules()
-        if isinstance(module, Linear)
+        if isinstance(module, Linear | Conv1D)
         and name.split(".")[-1] not in HEADS
         and not any(module is output for output in outputs)
     ]

@@ -60,9 +60,23 @@ def test_lora_initially_equals_the_base_model_and_merges(options):
     assert type(merged).__name__ == "LlamaForCausalLM"
 
 
+@pytest.mark.parametrize("targets", ["q_proj", ["q_proj"], [r".*\.q_proj"], ["model.layers.1.mlp.up_proj"]])
+def test_lora_targets_are_names_or_patterns_of_layers(targets):
+    names = learning(build("adapter", {"name": "lora", "targets": targets})(model()))
+    assert names and all("q_proj" in n or "up_proj" in n for n in names)
+    every = learning(build("adapter", {"name": "lora", "targets": ["all-linear"]})(model()))
+    assert every == learning(build("adapter", {"name": "lora"})(model())) > names
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_lora_has_no_adapter_of_output_layer_and_embeddings(target):
+    with pytest.raises(RecipeError, match=f"no linear layer is called '{target}'"):
+        build("adapter", {"name": "lora", "targets": ["q_proj", target]})(model(tied=False))
+
+
 @pytest.mark.parametrize("targets", [["q_proj", "nonsense"], "nonsense"])
 def test_lora_unknown_target_module_is_an_error(targets):
-    with pytest.raises(RecipeError, match=r"targets: the model has no module 'nonsense'; known: .*q_proj"):
+    with pytest.raises(RecipeError, match=r"no linear layer is called 'nonsense'; known: .*q_proj"):
         build("adapter", {"name": "lora", "targets": targets})(model())
     assert learning(build("adapter", {"name": "lora", "targets": r".*\.q_proj"})(model()))
 
