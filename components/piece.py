@@ -65,7 +65,7 @@ def piece(
     """Declare a piece. Returns the function unchanged.
 
     - `reads`, `writes`: columns (`{option}` is filled in from the recipe).
-    - `outputs`: outputs that the learner must compute.
+    - `outputs`: outputs that the learner must compute; of an adapter: those that it can train (none: all).
     - `readers`: further outputs -> their shape. Each is a function of the same file,
       (`models.reading.Reading`, *, options) -> Tensor, over the shared forward pass; its options are those
       of the piece that have their names.

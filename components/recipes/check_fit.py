@@ -61,8 +61,15 @@ def check_fit(
                 f"{at}: two objectives have the label {twice!r}, which identifies "
                 "metrics and state; give each its own `label`"
             )
+        trained = describe("adapter", fit.adapter["name"]).outputs
         for spec in parts:
             _check_objective(spec, flow, at, role, gives)
+            needs = describe("objective", spec["name"]).outputs
+            if trained and (missing := sorted(needs - trained)):
+                raise RecipeError(
+                    f"{where}.adapter: {fit.adapter['name']!r} trains {', '.join(sorted(trained))} only, but "
+                    f"{spec['name']!r} needs {', '.join(missing)}; use another adapter, such as lora"
+                )
 
 
 def _check_objective(spec: Spec, flow: Groups, at: str, role: str, gives: Collection[str]) -> None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 
-@piece(paper="arXiv:2412.14626")
+@piece(outputs=("logprobs", "entropy"), paper="arXiv:2412.14626")
 def steer(model: Module, *, rank: Count = 8, scale: Positive = 1.0, seed: Natural = 0) -> Module:
     """A linear controller: logits E (I + W) h instead of E h, with h the last hidden state, E the frozen
     output layer and W = `scale` B A of `rank`, the only parameters that are trained (LM-Steer's form, arXiv
