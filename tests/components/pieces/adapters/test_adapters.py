@@ -136,3 +136,31 @@ def test_half_leaves_frozen_matrices_as_they_were():
     optimiser.step()
     changed = {n for n, p in made.named_parameters() if not torch.equal(p, before[n])}
     assert changed == learning(made)
+
+
+@pytest.mark.parametrize(("vision", "text"), [(3, 6), (5, 3)])
+def test_top_layers_of_a_vision_language_model_are_those_of_its_text_decoder(vision, text):
+    from transformers import LlavaConfig, LlavaForConditionalGeneration
+
+    size = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    config = LlavaConfig(
+        vision_config={
+            "model_type": "clip_vision_model",
+            "num_hidden_layers": vision,
+            "image_size": 32,
+            "patch_size": 16,
+            **size,
+        },
+        text_config={
+            "model_type": "llama",
+            "vocab_size": 50,
+            "num_hidden_layers": text,
+            "num_key_value_heads": 2,
+            **size,
+        },
+    )
+    adapter = build("adapter", {"name": "top_layers", "count": 1})
+    names = learning(adapter(LlavaForConditionalGeneration(config)))
+    assert not any("vision" in name or "projector" in name for name in names)
+    assert any(f"language_model.layers.{text - 1}." in name for name in names)
+    assert not any("language_model.layers.0." in name for name in names)
