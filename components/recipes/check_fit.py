@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from ratchet.components.errors import RecipeError
@@ -69,6 +69,19 @@ def check_fit(
                 raise RecipeError(
                     f"{where}.adapter: {fit.adapter['name']!r} trains {', '.join(sorted(trained))} only, but "
                     f"{spec['name']!r} needs {', '.join(missing)}; use another adapter, such as lora"
+                )
+
+
+def check_validated(fit: Fit, where: str) -> None:
+    """Validation losses are comparable over the steps: no objective has a schedule."""
+    for role, parts in fit.updates.items():
+        for i, spec in enumerate(parts):
+            varies = next((key for key, value in spec.items() if isinstance(value, Mapping)), None)
+            if fit.validate_every and varies:
+                raise RecipeError(
+                    f"{where}.updates.{role}[{i}].{varies}: early stopping compares validation losses, which "
+                    "a schedule changes whatever the model learns; use a number, or set "
+                    f"{where}.validate_every to 0"
                 )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.models.outputs import OUTPUTS
+from ratchet.components.recipes.check_fit import check_validated
 from ratchet.components.recipes.check_sections import Flow, check_fit, check_piece, check_section, sampled
 from ratchet.components.recipes.phases import SECTIONS, Phase, sections
 from ratchet.components.recipes.schema import (
@@ -121,6 +122,8 @@ def _check_phase(
         if isinstance(section, Sft):
             flow = Flow(set(), 1)
         check_fit(section.fit, flow, f"{where}.fit")
+        if section.validation:
+            check_validated(section.fit, f"{where}.fit")
     return flow
 
 
@@ -237,6 +240,7 @@ def _check_reward(reward: Reward, where: str, flow: Flow, source: Phase | None) 
             + ". Set it, or remove the limit"
         )
     probed = reward.linear_probe
+    check_validated(reward.fit, f"{where}.fit")
     check_fit(
         reward.fit,
         flow,
