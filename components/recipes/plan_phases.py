@@ -256,7 +256,7 @@ class _Rounds:
     def _annotate(self, online: Online, round_number: int, answers: str, current: str, reference: str) -> str:
         options = {
             **pick(online, "annotate", "max_failed", "watch", "health"),
-            "optimised": optimised_rewards(online.annotate, online.select),
+            "optimised": optimised_rewards(online.annotate, online.select, online.fit.updates),
         }
         inputs = {
             **{"groups": answers, "policy": current, "initial": self.initial},

@@ -200,7 +200,9 @@ class Steps:
         found = round_metrics(
             groups,
             specs,
-            optimised=optimised_rewards(options["annotate"], options["select"]) if specs else (),
+            optimised=optimised_rewards(options["annotate"], options["select"], options["fit"]["updates"])
+            if specs
+            else (),
             reference=models.get("reference") if watched else None,
             kl_prompts=watched,
             itself=not self.state["updates"],

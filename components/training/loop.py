@@ -1,6 +1,4 @@
-"""Processing of sampled groups before training, shared by rounds and on-policy steps: annotate, select,
-prepare. `components/training/rounds.py` makes a round of these.
-"""
+"""Processing of sampled groups: annotate, select, prepare. `components/training/rounds.py` makes a round."""
 
 from __future__ import annotations
 
@@ -281,10 +279,12 @@ def reward_columns(specs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def optimised_rewards(
-    annotate: Sequence[Mapping[str, Any]], select: Sequence[Mapping[str, Any]]
+    annotate: Sequence[Mapping[str, Any]],
+    select: Sequence[Mapping[str, Any]],
+    updates: Mapping[str, Sequence[Mapping[str, Any]]],
 ) -> list[str]:
-    """The reward columns that training optimises: those read by a selector or by an advantage estimator; the
-    last one written if none is.
+    """The reward columns that training optimises: those read by a selector, an advantage estimator, or as the
+    `weight_column` or `where` of an objective; the last one written if none is.
     """
     shapers = [spec for spec in annotate if not reward_columns([spec])]
     read = {
@@ -293,5 +293,7 @@ def optimised_rewards(
         for spec in specs
         for column in describe(slot, spec["name"]).named("reads", spec)
     }
+    own = [spec for objectives in updates.values() for spec in objectives]
+    read |= {spec.get(key) for spec in own for key in ("weight_column", "where")}
     written = reward_columns(annotate)
     return [column for column in written if column in read] or written[-1:]

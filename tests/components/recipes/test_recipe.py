@@ -292,7 +292,7 @@ def test_recipes_that_learn_from_rewards_watch_equal_rewards() -> None:
         name: one.online.health
         for name in names()
         if (one := shipped_recipe(name)[0]).online
-        and optimised_rewards(one.online.annotate, one.online.select)
+        and optimised_rewards(one.online.annotate, one.online.select, one.online.fit.updates)
     }
     assert (
         {name for name, rules in learn.items() if "equal_rewards" not in rules}

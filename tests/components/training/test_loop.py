@@ -291,7 +291,7 @@ def test_forward_passes_per_answer(specs: list[dict[str, Any]], times: int) -> N
 )
 def test_optimised_reward_is_the_one_read_by_selection(annotate, select, expected):
     """Even if another reward was written after it."""
-    assert optimised_rewards(annotate, select) == expected
+    assert optimised_rewards(annotate, select, {}) == expected
     groups = [
         Group(
             Prompt("p", ()),
@@ -322,6 +322,12 @@ class Scores:
 
     def score(self, groups, outputs):
         return [{"logprobs": [[0.0, -1.0, -1.0] for _ in g.trajectories]} for g in groups]
+
+
+def test_a_reward_that_weights_an_objective_is_optimised() -> None:
+    annotate = [{"name": "rewards.instructions"}, {"name": "rewards.length"}]
+    weighted = {"policy": [{"name": "likelihood", "weight_column": "reward.instructions"}]}
+    assert optimised_rewards(annotate, [], weighted) == ["reward.instructions"]
 
 
 @pytest.mark.parametrize(
