@@ -23,6 +23,7 @@ from ratchet.components.stages.train import make_learner
 from ratchet.components.stages.watch import Health
 from ratchet.components.storage.checkpoints import Log, latest, load_checkpoint, save_checkpoint
 from ratchet.components.training import ranks
+from ratchet.components.training.deepspeed import DeepSpeedLearner
 from ratchet.components.training.loop import optimised_rewards, pieces, prepare_groups, without_failed
 from ratchet.components.training.objectives import memories, parts
 from ratchet.components.training.postconditions import check_step_counts
@@ -30,6 +31,7 @@ from ratchet.components.training.roles import Follower, Role
 from ratchet.components.training.round_metrics import round_metrics
 from ratchet.components.training.rounds import Pieces, Round, one_round, sample, update
 from ratchet.components.training.steps import save_is_due
+from ratchet.components.training.torch import TorchLearner
 from ratchet.components.types import Context, Group
 
 ROLES = "roles"
@@ -269,7 +271,7 @@ class Steps:
         }
 
 
-def _learner(job: Job, name: str, section: Mapping[str, Any]) -> Any:
+def _learner(job: Job, name: str, section: Mapping[str, Any]) -> TorchLearner | DeepSpeedLearner:
     """The learner of the policy or a role. The length of its learning-rate schedule is the rounds that it
     learns in, since how many updates a round makes is known when its groups are selected.
     """
