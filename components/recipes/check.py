@@ -9,18 +9,22 @@ from collections.abc import Mapping
 
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.evaluation.measured import ENDS, measured
-from ratchet.components.piece import describe
 from ratchet.components.recipes.check_arms import check_evaluation, check_gates
 from ratchet.components.recipes.check_data import check_kinds, check_splits
 from ratchet.components.recipes.check_families import check_family
+from ratchet.components.recipes.check_independent import check_held_out, check_independent
 from ratchet.components.recipes.check_models import check_model, prompt_tokens
 from ratchet.components.recipes.check_phases import check_phase_names, check_phases
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.profile import Profile
-from ratchet.components.recipes.reward_models import certified, optimised_models, trained_reward_models
+from ratchet.components.recipes.reward_models import (
+    before_answers,
+    certified,
+    optimised_models,
+    trained_reward_models,
+)
 from ratchet.components.recipes.schema import Online, Recipe
 from ratchet.components.recipes.schema_claim import START
-from ratchet.components.training.loop import reward_columns
 
 
 def check(recipe: Recipe, rounds: Mapping[str, Mapping[str, Online]]) -> None:
@@ -58,7 +62,8 @@ def check(recipe: Recipe, rounds: Mapping[str, Mapping[str, Online]]) -> None:
         if watches and not (recipe.evaluate and recipe.evaluate.gold):
             raise RecipeError(f"{phase.where}.watch.gold: needs a gold measure; set `evaluate.gold: true`")
     check_gates(recipe)
-    _check_independent(recipe)
+    check_held_out(recipe)
+    check_independent(recipe)
     _check_claim(recipe)
     if recipe.register and (score := recipe.register.champion.score):
         scores = [
@@ -141,6 +146,7 @@ def _check_reward_models(recipe: Recipe) -> None:
                 f"models.{name}.role: training optimises this model's scores, so it needs a certificate; "
                 "set `role: reward`"
             )
+    first = before_answers(recipe)
     for name, source in recipe.models.items():
         if source.certificate is not None and source.role != "reward":
             raise RecipeError(
@@ -150,58 +156,23 @@ def _check_reward_models(recipe: Recipe) -> None:
         if (
             limits is not None
             and limits.best_of_n_rises
-            and (not made or made.rollout.get("responses_per_prompt", 1) < 2)
+            and (name in first or not made or made.rollout.get("responses_per_prompt", 1) < 2)
         ):
             raise RecipeError(
                 f"models.{name}.certificate.best_of_n_rises: expected a `demonstrate` section with "
                 "rollout.responses_per_prompt of at "
-                "least 2, on whose verified answers best of n is measured; add one, or remove the limit"
+                "least 2, whose answers a verifier scores, to measure best of n; add one, or remove the limit"
             )
     splits = recipe.data.splits
     for name in sorted(certified(recipe)):
         if (
-            not (recipe.demonstrate and recipe.demonstrate.reward)
+            (name in first or not (recipe.demonstrate and recipe.demonstrate.reward))
             and splits
             and "reward_validation" not in splits
         ):
             raise RecipeError(
                 f"models.{name}: no held-out pairs to certify this reward model; expected "
                 "`reward_validation` in "
-                f"data.splits, got {', '.join(splits)}. Add it with a share, or make pairs with "
-                "demonstrate.reward"
-            )
-
-
-def _check_independent(recipe: Recipe) -> None:
-    """No reward model that training optimised may decide that the result is good: neither in a gate with a
-    lower bound, nor as the champion's score. Verifiers may (their scores are ground truth), and so may upper
-    bounds on a gap.
-    """
-    if recipe.register is None or recipe.evaluate is None:
-        return
-    optimised = optimised_models(recipe)
-    learned = {f"reward.{model}": model for model in optimised}
-    learned |= {
-        column: model
-        for spec in recipe.evaluate.metrics
-        for column in reward_columns([spec])
-        for model in describe("annotate", spec["name"]).named("models", spec) & optimised
-    }
-    for column, model in learned.items():
-        wins = f"win_rate_{column.removeprefix('reward.')}"
-        names = re.compile(
-            rf"([a-z]\w*\.{re.escape(column)}|{re.escape(column)}_gain_vs_\w+|{re.escape(wins)}(_lc)?_vs_\w+)(\.\w+)?"
-        )
-        wrong = [
-            f"gates.{name}"
-            for name, gate in recipe.register.gates.items()
-            if names.fullmatch(name) and gate is not None and gate.over is not None
-        ]
-        wrong += ["champion.score"] if recipe.register.champion.score == column else []
-        if wrong:
-            raise RecipeError(
-                f"register.{wrong[0]}: the policy is optimised against the reward model {model!r}, so its "
-                "score rises whether or not the "
-                "answers improve; use a metric that training did not optimise, such as a verifier, "
-                "another reward model or the gold measure"
+                f"data.splits, got {', '.join(splits)}. Add it with a share"
+                + ("" if name in first and recipe.demonstrate else ", or make pairs with demonstrate.reward")
             )

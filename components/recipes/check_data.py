@@ -10,14 +10,14 @@ from urllib.parse import parse_qsl
 
 from ratchet.components.errors import DataError, RecipeError, SourceError, nearest
 from ratchet.components.piece import describe
-from ratchet.components.recipes.arms import arms
 from ratchet.components.recipes.check_fit import objectives_of_labels, objectives_of_pairs
+from ratchet.components.recipes.check_independent import prompts_seen
 from ratchet.components.recipes.check_models import check_folder, check_model
 from ratchet.components.recipes.check_records import Checked, check_records, unread
 from ratchet.components.recipes.check_warnings import unused_reward_models
 from ratchet.components.recipes.families import family_of, new_family
 from ratchet.components.recipes.phases import sections
-from ratchet.components.recipes.reward_models import certified
+from ratchet.components.recipes.read_splits import read_splits, splits_read
 from ratchet.components.recipes.schema import Groups, Learn, Recipe, Reward, Sft
 from ratchet.components.recipes.sections import DataSource
 from ratchet.components.recipes.splits import (
@@ -39,7 +39,8 @@ def check_files(recipe: Recipe, show: int = 0, warnings: Sequence[str] = ()) -> 
     `warnings`: further ones for the result.
     """
     checked = _checked(recipe, show)
-    return replace(checked, warnings=[*checked.warnings, *unused_reward_models(recipe), *warnings])
+    more = [*unused_reward_models(recipe), *prompts_seen(recipe), *warnings]
+    return replace(checked, warnings=[*checked.warnings, *more])
 
 
 def _checked(recipe: Recipe, show: int) -> Checked:
@@ -188,31 +189,6 @@ def check_splits(recipe: Recipe) -> None:
                 f"{where}: {name!r} is not in data.splits ({', '.join(splits or SHARES)}); add it with a "
                 "share, or use one of these"
             )
-
-
-def splits_read(recipe: Recipe) -> dict[str, str]:
-    """Curated splits that phases and evaluation read, by the key that names them."""
-    read: dict[str, str | None] = {}
-    made: set[str] = set()
-    for phase in sections(recipe):
-        for key in ("data", "validation", "also"):
-            name = getattr(phase.section, key, None)
-            if name not in made and not (recipe.demonstrate and phase.where in ("sft", "reward")):
-                read[f"{phase.where}.{key}"] = name
-        made |= set(phase.makes)
-    if recipe.evaluate:
-        own = recipe.evaluate.arms or {}
-        for name, arm in arms(recipe).items():
-            at = f"evaluate.arms.{name}.data" if name in own and own[name].data else "evaluate.data"
-            read[at] = arm.data
-        if recipe.evaluate.gold:
-            read |= {"evaluate.gold": "gold", "evaluate.gold (its certificate)": "gold_validation"}
-    return {where: name for where, name in read.items() if name}
-
-
-def read_splits(recipe: Recipe) -> set[str]:
-    """Every split that a stage reads."""
-    return {*splits_read(recipe).values(), *(["reward_validation"] if certified(recipe) else [])}
 
 
 def check_kinds(recipe: Recipe) -> None:

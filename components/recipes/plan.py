@@ -4,17 +4,22 @@ loading models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from ratchet.components.data.verifiers import verifiers
 from ratchet.components.recipes.arms import PlannedArm, arms
-from ratchet.components.recipes.check_data import read_splits
 from ratchet.components.recipes.phases import phases
 from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.plan_phases import plan_phase
 from ratchet.components.recipes.planner import Planner, Stage
 from ratchet.components.recipes.profile import Profile
-from ratchet.components.recipes.reward_models import certified, reward_models, scoring_models
+from ratchet.components.recipes.read_splits import read_splits
+from ratchet.components.recipes.reward_models import (
+    before_answers,
+    certified,
+    reward_models,
+    scoring_models,
+)
 from ratchet.components.recipes.schema import Recipe
 from ratchet.components.recipes.source_keys import our_sources, source_digest, starts
 
@@ -26,8 +31,8 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
     planner = Planner(recipe, profile, our_sources())
     _models(planner)
     _data(planner)
-    if recipe.demonstrate is None:
-        _certificates(planner)
+    names, first = certified(recipe), before_answers(recipe)
+    _certificates(planner, first, answered=False)
     if recipe.evaluate and recipe.evaluate.gold:
         inputs = {"encoder": "model_encoder", "data": planner.curated}
         planner.gold = {
@@ -37,7 +42,7 @@ def plan(recipe: Recipe, profile: Profile) -> dict[str, Stage]:
     for phase in phases(recipe):
         plan_phase(planner, phase)
         if phase.where == "demonstrate":
-            _certificates(planner)
+            _certificates(planner, names - first, answered=True)
     if recipe.evaluate:
         _evaluation(planner)
     return planner.stages
@@ -85,20 +90,22 @@ def _data(planner: Planner) -> None:
     )
 
 
-def _certificates(planner: Planner) -> None:
-    """Certificate stages of reward models trained elsewhere, on pairs of the base model's answers if there
-    are any.
+def _certificates(planner: Planner, names: Set[str], *, answered: bool) -> None:
+    """Certificate stages of reward models trained elsewhere. `answered`: on pairs of the base model's
+    answers, if `demonstrate` makes some, and with these answers.
     """
     recipe = planner.recipe
-    for name in sorted(certified(recipe)):
+    for name in sorted(names):
         stage, split = planner.source("reward_validation")
         options = {
             "validation": split,
             "certificate": plain(recipe.models[name].certificate or {}),
-            **({"verified_by": plain(recipe.demonstrate.annotate)} if recipe.demonstrate else {}),
+            **(
+                {"verified_by": plain(recipe.demonstrate.annotate)} if answered and recipe.demonstrate else {}
+            ),
         }
         inputs = {"model": planner.models[name], "data": stage}
-        if recipe.demonstrate:
+        if answered:
             inputs["answers"] = "demonstrated"
         planner.certificates[name] = planner.add(
             f"certified_{name}", "certify", "certificate", options, inputs, certifies=name

@@ -8,7 +8,7 @@ from typing import Any
 from ratchet.components.piece import describe
 from ratchet.components.recipes.arms import arms
 from ratchet.components.recipes.phases import sections
-from ratchet.components.recipes.schema import Groups, Learn, Online, Recipe, Reward
+from ratchet.components.recipes.schema import Online, Recipe, Reward
 from ratchet.components.training.loop import reward_columns
 
 
@@ -23,10 +23,20 @@ def reward_models(annotators: Sequence[Mapping[str, Any]]) -> set[str]:
 
 
 def optimised_models(recipe: Recipe) -> set[str]:
-    """Reward models that training or best-of-n decoding optimises against."""
-    parts = [one.section for one in sections(recipe) if isinstance(one.section, Learn | Online | Groups)]
-    best = [arm.best_of for arm in arms(recipe).values()]
-    return reward_models([spec for part in (*parts, *best) if part for spec in part.annotate])
+    """Reward models that training or best-of-n decoding optimises against: whose scores choose, weigh or
+    shape what a phase or one of its further roles learns.
+    """
+    parts = [one.section for one in sections(recipe) if not isinstance(one.section, Reward)]
+    roles = [role for part in parts if isinstance(part, Online) for role in part.roles.values()]
+    best = [arm.best_of for arm in arms(recipe).values() if arm.best_of]
+    return reward_models(
+        [
+            spec
+            for part in (*parts, *roles, *best)
+            for slot in ("annotate", "prepare", "fresh")
+            for spec in getattr(part, slot, ())
+        ]
+    )
 
 
 def certified(recipe: Recipe) -> set[str]:
@@ -36,6 +46,14 @@ def certified(recipe: Recipe) -> set[str]:
     declared = {name for name, source in recipe.models.items() if source.role == "reward"}
     uses = recipe.evaluate or any(one.trains_policy and one.where != "sft" for one in sections(recipe))
     return declared & optimised_models(recipe) if uses else declared
+
+
+def before_answers(recipe: Recipe) -> set[str]:
+    """Those of `certified` whose certificate cannot be measured on the answers that `demonstrate` samples:
+    they score these answers, or there are none.
+    """
+    names = certified(recipe)
+    return names & reward_models(recipe.demonstrate.annotate) if recipe.demonstrate else names
 
 
 def trained_reward_models(recipe: Recipe) -> list[str]:

@@ -123,7 +123,7 @@ def check_recipes(
 
 def _default_splits(recipe: Any) -> dict[str, float]:
     """Share of each split that the recipe reads, where it names none."""
-    from ratchet.components.recipes.check_data import read_splits
+    from ratchet.components.recipes.read_splits import read_splits
     from ratchet.components.recipes.splits import SHARES
 
     read = read_splits(recipe)

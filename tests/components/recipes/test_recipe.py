@@ -15,9 +15,9 @@ import yaml
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.recipes.changed_rounds import for_round
 from ratchet.components.recipes.check import check
-from ratchet.components.recipes.check_data import read_splits
 from ratchet.components.recipes.merging import merge
 from ratchet.components.recipes.plan import plan
+from ratchet.components.recipes.read_splits import read_splits
 from ratchet.components.recipes.recipe import dump, load, load_profile, names
 from ratchet.components.recipes.schema import Recipe
 from ratchet.components.recipes.yaml_files import shipped
