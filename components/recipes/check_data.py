@@ -192,44 +192,42 @@ def check_splits(recipe: Recipe) -> None:
 
 
 def check_kinds(recipe: Recipe) -> None:
-    """Each phase reads groups of the right kind from the curated splits: SFT answers, reward-model pairs, and
-    what each objective compares.
+    """Each phase reads groups of the right kind from the curated splits, to train and to validate on: SFT
+    answers, reward-model pairs, and what each objective compares.
     """
     made: set[str] = set()
     for phase in sections(recipe):
         section, where = phase.section, phase.where
-        if isinstance(section, Reward):
-            for key, name in {"data": section.data, "also": section.also}.items():
-                if name and name not in made and kind_of(name) not in PAIRS:
-                    raise RecipeError(
-                        f"{where}.{key}: expected a split of preference pairs ({', '.join(PAIRS)}), got "
-                        f"{name!r}"
-                    )
-        if (
-            isinstance(section, Sft)
-            and section.data not in made
-            and kind_of(section.data) in (*PAIRS, *SINGLE)
-        ):
-            other = "rejected answers" if kind_of(section.data) in PAIRS else "answers with label false"
-            raise RecipeError(
-                f"{where}.data: {section.data!r} also contains {other}, and SFT trains on all answers; use a "
-                "split such as 'sft'"
-            )
-        if isinstance(section, Learn) and not isinstance(section, Sft) and section.data not in made:
-            _check_objectives(section, where)
+        keys = ("data", "also", "validation") if isinstance(section, Learn | Reward) else ()
+        read = {f"{where}.{key}": getattr(section, key, None) for key in keys}
+        for at, name in read.items():
+            if not name or name in made:
+                continue
+            if isinstance(section, Reward) and kind_of(name) not in PAIRS:
+                raise RecipeError(
+                    f"{at}: expected a split of preference pairs ({', '.join(PAIRS)}), got {name!r}"
+                )
+            if isinstance(section, Sft) and kind_of(name) in (*PAIRS, *SINGLE):
+                other = "rejected answers" if kind_of(name) in PAIRS else "answers with label false"
+                raise RecipeError(
+                    f"{at}: {name!r} also contains {other}, and SFT trains on all answers; use a "
+                    "split such as 'sft'"
+                )
+            if isinstance(section, Learn) and not isinstance(section, Sft):
+                _check_objectives(section, where, at, name)
         made |= set(phase.makes)
 
 
-def _check_objectives(section: Learn, where: str) -> None:
-    """The objectives read what the split has: pairs, or single answers with a label."""
-    kind, at = kind_of(section.data), f"{where}.fit.updates.policy"
+def _check_objectives(section: Learn, where: str, key: str, split: str) -> None:
+    """The objectives read what a split has, which `key` names: pairs, or single answers with a label."""
+    kind, at = kind_of(split), f"{where}.fit.updates.policy"
     for spec in [spec for parts in section.fit.updates.values() for spec in parts]:
         description = describe("objective", spec["name"])
         if description.unit == "pair" and (kind in SINGLE or (kind not in PAIRS and not section.select)):
             what = "single answers with a label" if kind in SINGLE else "no pairs"
             raise RecipeError(
-                f"{at}: {spec['name']!r} compares a chosen with a rejected answer, but {where}.data: "
-                f"{section.data!r} has {what}; "
+                f"{at}: {spec['name']!r} compares a chosen with a rejected answer, but {key}: "
+                f"{split!r} has {what}; "
                 f"expected a split of pairs ({', '.join(PAIRS)})"
                 + (
                     f", or an objective of labelled answers ({objectives_of_labels()})"
@@ -239,8 +237,8 @@ def _check_objectives(section: Learn, where: str) -> None:
             )
         if "label" in description.reads and kind in PAIRS:
             raise RecipeError(
-                f"{at}: {spec['name']!r} needs single labelled answers, but {where}.data: "
-                f"{section.data!r} has preference "
+                f"{at}: {spec['name']!r} needs single labelled answers, but {key}: "
+                f"{split!r} has preference "
                 f"pairs; use the split 'labelled', or a pairwise objective ({objectives_of_pairs()})"
             )
         if (
@@ -252,5 +250,5 @@ def _check_objectives(section: Learn, where: str) -> None:
             raise RecipeError(
                 f"{at}: {spec['name']!r} would train on answers with label false; use an objective "
                 f"of labelled answers ({objectives_of_labels()}), or a `weight_column`, on "
-                f"{where}.data: {section.data!r}"
+                f"{key}: {split!r}"
             )

@@ -13,8 +13,10 @@ from ratchet.components.recipes.check_sections import Flow, check_fit, check_pie
 from ratchet.components.recipes.phases import SECTIONS, Phase, sections
 from ratchet.components.recipes.schema import (
     Demonstrate,
+    Fit,
     Groups,
     Learn,
+    Offline,
     Online,
     Preferences,
     Recipe,
@@ -68,6 +70,7 @@ def check_phases(recipe: Recipe, rounds: Mapping[str, Mapping[str, Online]]) -> 
             )
         flow = _check_phase(recipe, phase, models | {"initial"}, made)
         for where, section in rounds.get(phase.where, {}).items():
+            _check_unvalidated(section.fit, f"{where}.fit")
             check_section(section, models | {"initial"}, where)
         made |= {name: (dataclasses.replace(flow, columns=set(flow.columns)), phase) for name in phase.makes}
         if isinstance(phase.section, Demonstrate | Preferences):  # their columns are not written out
@@ -88,9 +91,12 @@ def _check_phase(
     if isinstance(section, Preferences):
         _check_preferences(recipe, section, models)
         return sampled(section.rollout)
-    flow, source = made.get(section.data, (flow_of(section.data), None))
+    flow, _ = made.get(section.data, (flow_of(section.data), None))
     flow = dataclasses.replace(flow, columns=set(flow.columns))
     if isinstance(section, Online):
+        _check_unvalidated(section.fit, f"{where}.fit")
+        for name, role in section.roles.items():
+            _check_unvalidated(role.fit, f"{where}.roles.{name}.fit")
         check_section(section, models, where)
         return flow
     if isinstance(section, Groups):
@@ -101,9 +107,9 @@ def _check_phase(
         flow.through("select", section.select, models, f"{where}.select")
         return flow
     if isinstance(section, Reward):
-        others, more = made.get(section.also, (flow_of(section.also or section.data), None))
-        read = [("data", section.data, flow, source), ("also", section.also, others, more)]
-        for key, name, groups, maker in read:
+        for key in ("data", "also", "validation"):
+            name = getattr(section, key)
+            groups, maker = made.get(name, (flow_of(name), None))
             if name and not groups.pairs:
                 what = f"{maker.where} makes none" if maker else f"the split {name!r} has none"
                 raise RecipeError(
@@ -111,12 +117,15 @@ def _check_phase(
                     f"({', '.join(PAIRS)}), or a phase with a selector that makes pairs, such as contrast"
                 )
         _check_reward(section, where, flow, made.get(section.validation, (flow, None))[1])
-    elif any((section.annotate, section.select, section.prepare)):
-        if section.validation and not isinstance(section, Sft):
-            raise RecipeError(
-                f"{where}.validation: the loss is validated on groups as they are, but this phase has pieces "
-                "that change them; set it to null, or move the pieces to a phase of kind `groups`"
-            )
+    elif isinstance(section, Offline) or any((section.annotate, section.select, section.prepare)):
+        if not isinstance(section, Sft):
+            if section.validation:
+                raise RecipeError(
+                    f"{where}.validation: the loss is validated on groups as they are, but the pieces of "
+                    "this phase change them; set it to null, or move the pieces to a phase of kind `groups` "
+                    "before one of kind `learn`"
+                )
+            _check_unvalidated(section.fit, f"{where}.fit")
         check_section(section, models, where, flow)
     else:
         if isinstance(section, Sft):
@@ -125,6 +134,14 @@ def _check_phase(
         if section.validation:
             check_validated(section.fit, f"{where}.fit")
     return flow
+
+
+def _check_unvalidated(fit: Fit, where: str) -> None:
+    if fit.validate_every:
+        raise RecipeError(
+            f"{where}.validate_every: got {fit.validate_every}, but this phase has no held-out groups to "
+            "validate the loss on; set it to 0"
+        )
 
 
 def flow_of(split: str) -> Flow:

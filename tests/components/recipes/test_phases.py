@@ -206,3 +206,11 @@ def test_a_wrong_phase_is_refused(
     with pytest.raises(RecipeError) as refused:
         load(write(tmp_path, found, **more))
     assert message in str(refused.value)
+
+
+def test_a_validation_that_the_section_offline_would_ignore_is_an_error():
+    changes = ["offline.validation=pairs_validation", "data.splits.pairs_validation=0.2"]
+    with pytest.raises(
+        RecipeError, match=r"offline\.validation: the loss is validated on groups as they are"
+    ):
+        load("dpo", overrides=changes)

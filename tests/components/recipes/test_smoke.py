@@ -50,8 +50,9 @@ def test_smoke_test_reports_the_same_recipe_errors():
     changed = load(
         "chat",
         overrides=[
+            "online.prompts={name: uniform}",
             "online.by_round={2: {prompts_per_round: 9, fit: {learning_rate: 1.0e-5}}, 3: {sample_from: "
-            "initial}}"
+            "initial}}",
         ],
         limit=8,
     )[0]
