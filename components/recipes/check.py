@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.evaluation.measured import ENDS, measured
+from ratchet.components.recipes.arms import arms
 from ratchet.components.recipes.check_arms import check_evaluation, check_gates
 from ratchet.components.recipes.check_data import check_kinds, check_splits
 from ratchet.components.recipes.check_families import check_family
@@ -105,19 +106,33 @@ def _check_claim(recipe: Recipe) -> None:
 
 
 def check_window(recipe: Recipe, profile: Profile) -> None:
-    """The longest prompt and answer must fit vLLM's max_model_len."""
-    for phase in sections(recipe) if profile.engine == "vllm" else ():
-        section = phase.section
-        rollout = getattr(section, "rollout", None)
-        if rollout is not None and (prompt := prompt_tokens(recipe, section.data)) is not None:
-            answer = rollout.get("max_length", rollout.get("max_tokens", 0))
-            if prompt + answer > profile.vllm.max_model_len:
-                raise RecipeError(
-                    f"profile {profile.name}: vllm.max_model_len: {profile.vllm.max_model_len} tokens, "
-                    f"but the longest prompt (data.{section.data}"
-                    f".max_tokens: {prompt}) and answer ({phase.where}.rollout.max_tokens: {answer}) have "
-                    f"{prompt + answer}; raise max_model_len or lower these"
-                )
+    """The longest prompt and answer, in training and in evaluation, must fit vLLM's max_model_len."""
+    if profile.engine != "vllm":
+        return
+    asked = [
+        (f"{phase.where}.rollout", phase.section.data, rollout)
+        for phase in sections(recipe)
+        if (rollout := getattr(phase.section, "rollout", None)) is not None
+    ]
+    own = recipe.evaluate.arms or {} if recipe.evaluate else {}
+    asked += [
+        (
+            f"evaluate.arms.{name}.rollout" if name in own and own[name].rollout else "evaluate",
+            arm.data,
+            arm.rollout,
+        )
+        for name, arm in arms(recipe).items()
+    ]
+    for where, data, rollout in asked:
+        key = "max_length" if "max_length" in rollout else "max_tokens"
+        prompt, answer = prompt_tokens(recipe, data), rollout.get(key, 0)
+        if prompt is not None and prompt + answer > profile.vllm.max_model_len:
+            raise RecipeError(
+                f"profile {profile.name}: vllm.max_model_len: {profile.vllm.max_model_len} tokens, "
+                f"but the longest prompt (data.{data}.max_tokens: {prompt}) and answer "
+                f"({where}.{key}: {answer}) have "
+                f"{prompt + answer}; raise max_model_len or lower these"
+            )
 
 
 def _check_names(names: Mapping[str, str]) -> None:

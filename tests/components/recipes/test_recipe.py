@@ -477,6 +477,13 @@ def test_the_longest_prompt_and_its_answer_fit_into_vllm(tmp_path: Path) -> None
     assert load("chat", profile=str(own))
     with pytest.raises(RecipeError, match=r"profile ours: vllm\.max_model_len.*136 .*137"):
         load("chat", profile=str(own), overrides=["online.rollout.max_tokens=41"])
+    evaluation = ["evaluate.max_tokens=120"]
+    own.write_text("engine: vllm\nvllm: {max_model_len: 140}\n")
+    load("sft", profile=str(own), overrides=["evaluate.max_tokens=12", "data.evaluate.max_tokens=128"])
+    with pytest.raises(
+        RecipeError, match=r"data\.evaluate\.max_tokens: 128\).*evaluate\.max_tokens: 120.*248"
+    ):
+        load("sft", profile=str(own), overrides=[*evaluation, "data.evaluate.max_tokens=128"])
 
 
 def test_passes_that_train_nothing_are_refused() -> None:
