@@ -206,9 +206,9 @@ def _read(slot: str, folder: str, path: Path) -> dict[str, Description]:
 def describe(slot: str, name: str, *, where: str = "") -> Description:
     """The description of a piece. `RecipeError` with the nearest name if it does not exist."""
     known = catalogue(slot)
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         at = f"{where}: " if where else ""
-        raise RecipeError(f"{at}no {slot} piece named {name!r}{nearest(name, known)}")
+        raise RecipeError(f"{at}no {slot} piece named {name!r}{nearest(str(name), known)}")
     return known[name]
 
 
@@ -216,8 +216,8 @@ def resolve(
     slot: str, spec: Mapping[str, Any] | str, *, where: str = "", reserved: Iterable[str] = ()
 ) -> dict[str, Any]:
     """A spec with every default written out. `RecipeError` for unknown or missing options."""
-    spec = {"name": spec} if isinstance(spec, str) else dict(spec)
-    if "name" not in spec:
+    spec = {"name": spec} if isinstance(spec, str) else spec
+    if not isinstance(spec, Mapping) or "name" not in spec:
         raise RecipeError(f"{where or slot}: a piece needs a `name`, got {spec!r}")
     description = describe(slot, spec["name"], where=where)
     given = {k: v for k, v in spec.items() if k != "name" and k not in reserved}

@@ -28,7 +28,7 @@ from ratchet.components.recipes.splits import KINDS, PAIR_COLUMNS, PAIRS, SINGLE
 
 TAKEN = re.compile(
     r"policy|reference|initial|base|encoder|gold|data|raw|drafts|curated|pairs|improve|evaluate|report|groups|"
-    r"demonstrated|demonstrations|compared|(model|certified|answers)_.*|.*_(validation|certificate)|"
+    r"demonstrated|demonstrations|compared|(model|certified|answers|merged)_.*|.*_(validation|certificate)|"
     r"(rollout|ask|annotate|select|optimise|reward|round|scored|earlier)_\d+"
 )
 """Names that stages, models and data sets have already."""

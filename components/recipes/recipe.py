@@ -30,7 +30,7 @@ from ratchet.components.recipes.ranges import Count
 from ratchet.components.recipes.schema import SCHEMA, Recipe
 from ratchet.components.recipes.schema_claim import START, ZERO
 from ratchet.components.recipes.smoke import limited
-from ratchet.components.recipes.yaml_files import folder, parse_yaml, read_yaml, shipped
+from ratchet.components.recipes.yaml_files import dump_yaml, folder, parse_yaml, read_yaml, shipped
 
 YAML = (".yaml", ".yml")  # a name with this suffix is a file
 
@@ -213,7 +213,7 @@ def load_profile(name: str) -> Profile:
 
 def dump(recipe: Recipe, profile: Profile) -> str:
     """The resolved recipe as YAML, with all defaults."""
-    return yaml.safe_dump(plain({"recipe": recipe, "profile": profile}), sort_keys=False, width=110)
+    return dump_yaml(plain({"recipe": recipe, "profile": profile}))
 
 
 def reread(text: str) -> tuple[Recipe, Profile]:

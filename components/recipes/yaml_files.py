@@ -1,4 +1,4 @@
-"""YAML reading for recipes, profiles and deployments: duplicate keys are errors, and 1e-5 is a number."""
+"""YAML of recipes, profiles and deployments: duplicate keys are errors, and 1e-5 is a number."""
 
 from __future__ import annotations
 
@@ -29,20 +29,29 @@ class _Loader(_Base):
     """YAML loader with string keys, an error for duplicate keys, and floats without a decimal point."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
-        self.flatten_mapping(node)
-        found: dict[str, Any] = {}
-        for key, value in node.value:
-            if key.value in found:
+        own: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "expected a word as a key, got a list or mapping", key.start_mark
+                )
+            if key.value in own:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"duplicate key {key.value!r}", key.start_mark
                 )
-            found[key.value] = self.construct_object(value, deep=True)
-        return found
+            own.add(key.value)
+        self.flatten_mapping(node)  # puts the keys of `<<` first, which own ones replace
+        return {key.value: self.construct_object(value, deep=True) for key, value in node.value}
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
+class _Dumper(yaml.SafeDumper):
+    """YAML dumper that quotes texts which `_Loader` would read as floats."""
+
+
+for one in (_Loader, _Dumper):
+    one.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+    )
 _Loader.add_constructor("tag:yaml.org,2002:map", lambda loader, node: loader.construct_mapping(node))
 
 
@@ -54,14 +63,21 @@ def parse_yaml(text: str) -> Any:
         loader.dispose()
 
 
+def dump_yaml(value: Any) -> str:
+    """YAML that `parse_yaml` reads as `value`: mappings with texts as keys, lists and plain values."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=110)
+
+
 def read_yaml(path: Path, missing: str) -> Any:
-    """Parse a YAML file. `RecipeError` with the text `missing` if it does not exist, or with the position of
-    a byte that is not UTF-8 or of a syntax error.
+    """Parse a YAML file. `RecipeError` with the text `missing` if it does not exist, with the reason if it
+    cannot be read, or with the position of a byte that is not UTF-8 or of a syntax error.
     """
     try:
         return parse_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RecipeError(missing) from None
+    except OSError as error:
+        raise RecipeError(f"{path}: cannot be read as a file: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise RecipeError(
             f"{path}: not UTF-8 text, at byte {error.start}: {error.object[error.start]:#04x}; save the file "

@@ -107,6 +107,8 @@ def reduce(name: str, loss: Tensor, batch: Batch, totals: Counts) -> Tensor:
 
 def _split(name: str) -> tuple[str, int]:
     """`fixed_length:128` -> ("fixed_length", 128); any other name -> (name, 1)."""
+    if not isinstance(name, str):
+        raise RecipeError(f"reduce {name!r}: expected a text such as token_mean or 'fixed_length:128'")
     kind, colon, length = name.partition(":")
     if kind not in LEGAL:
         raise RecipeError(f"no reduction named {name!r}{nearest(kind, LEGAL)}")

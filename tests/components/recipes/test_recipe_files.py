@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from ratchet.components.errors import RecipeError
-from ratchet.components.recipes.recipe import load, load_profile
+from ratchet.components.recipes.plain_values import plain
+from ratchet.components.recipes.recipe import dump, load, load_profile, reread
+from ratchet.components.recipes.yaml_files import parse_yaml
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
@@ -58,3 +60,38 @@ def test_null_removes_a_key_of_an_objective() -> None:
     assert spec["name"] == "preference.dpo" and not {"weight_column", "where"} & spec.keys()
     without = load("tiny_people", overrides=["online.fit.updates.policy=[{name: preference.dpo, beta: 0.1}]"])
     assert without[0] == recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("schema: 1\nbase: sft\nabout: mine\ndata: {source: {{ path }}}\n", "expected a word as a key"),
+        ("schema: 1\n? [a, b]\n: 2\n", "expected a word as a key"),
+        ("schema: 1\nseed: 1\nseed: 2\n", "duplicate key 'seed'"),
+    ],
+)
+def test_a_key_that_is_no_word_or_given_twice_is_one_sentence(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(RecipeError, match=rf"mine\.yaml: not valid YAML: {says}") as refused:
+        load(tmp_path / "mine.yaml")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_folder_is_no_recipe(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").mkdir()
+    with pytest.raises(RecipeError, match=r"mine\.yaml: cannot be read as a file: Is a directory"):
+        load(tmp_path / "mine.yaml")
+
+
+def test_own_keys_replace_those_of_a_merge_key() -> None:
+    """YAML 1.1, merge key: earlier mappings of a list precede later ones."""
+    text = "a: &a {x: 1, y: 1}\nb: &b {y: 2, z: 2}\nc: {<<: [*a, *b], z: 3}\nd: {x: 4, <<: *a}\n"
+    read = parse_yaml(text)
+    assert (read["c"], read["d"]) == ({"x": 1, "y": 1, "z": 3}, {"x": 4, "y": 1})
+
+
+def test_texts_that_look_like_numbers_stay_texts_in_a_resolved_recipe() -> None:
+    changes = ['name="1e5"', 'models.policy.sha256="12345678e9"', 'data.columns={prompt: "1e5"}']
+    recipe, profile = load("sft", overrides=changes)
+    again, _ = reread(dump(recipe, profile))
+    assert (again.name, again.data.columns["prompt"]) == ("1e5", "1e5") and plain(again) == plain(recipe)
