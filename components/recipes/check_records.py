@@ -13,7 +13,8 @@ from typing import Any
 
 from ratchet.components.errors import DataError, GateError, RecipeError
 from ratchet.components.recipes.check_warnings import equal_labels, markup
-from ratchet.components.recipes.schema import Recipe
+from ratchet.components.recipes.phases import sections
+from ratchet.components.recipes.schema import Online, Recipe
 from ratchet.components.recipes.sections import Data
 from ratchet.components.recipes.splits import PROMPT_SECTIONS, kind_of
 from ratchet.components.types import Group, Message
@@ -206,25 +207,27 @@ def unread(sizes: Mapping[str, float], read: set[str], what: str) -> list[str]:
 
 
 def _check_answers(recipe: Recipe, splits: Mapping[str, Sequence[Group]]) -> None:
-    """`GateError` if a verifier that a section rewards by can score too few of its prompts, which have no
-    reference answer: the rollout would be sampled in vain.
+    """`GateError` if a verifier that an online phase rewards by can score too few of its prompts, which have
+    no reference answer: the rollout would be sampled in vain.
     """
     from ratchet.components.data.verifiers import unscored, verifiers_of
 
-    if (section := recipe.online) is None or section.data not in splits:
-        return
-    groups = splits[section.data]
-    pieces = [("annotate", spec) for spec in section.annotate] + [("rollout", section.rollout)]
-    used = [(slot, verifier) for slot, spec in pieces for verifier in verifiers_of(slot, spec)]
-    for slot, verifier in used:
-        without = unscored(groups, verifier)
-        if len(without) > section.max_failed * len(groups):
-            raise GateError(
-                f"online.{slot}: {verifier['name']} compares with the reference answer, which "
-                f"{len(without)} of {len(groups)} prompts of {section.data!r} lack, such as "
-                f"{without[0].id!r}; expected at most {section.max_failed:.0%} (online.max_failed): "
-                "give rows an `answer`, or leave these out"
-            )
+    for phase in sections(recipe):
+        section, where = phase.section, phase.where
+        if not isinstance(section, Online) or section.data not in splits:
+            continue
+        groups = splits[section.data]
+        pieces = [("annotate", spec) for spec in section.annotate] + [("rollout", section.rollout)]
+        used = [(slot, verifier) for slot, spec in pieces for verifier in verifiers_of(slot, spec)]
+        for slot, verifier in used:
+            without = unscored(groups, verifier)
+            if len(without) > section.max_failed * len(groups):
+                raise GateError(
+                    f"{where}.{slot}: {verifier['name']} compares with the reference answer, which "
+                    f"{len(without)} of {len(groups)} prompts of {section.data!r} lack, such as "
+                    f"{without[0].id!r}; expected at most {section.max_failed:.0%} ({where}.max_failed): "
+                    "give rows an `answer`, or leave these out"
+                )
 
 
 def _layouts(changed: Mapping[str, int]) -> dict[str, int]:

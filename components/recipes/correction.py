@@ -40,6 +40,8 @@ def corrected_again(section: Online, whole: Online) -> Online:
 
 
 def corrected_section(online: Online, cap: float) -> Online:
+    if "logprobs.sampled" not in describe("rollout", online.rollout["name"]).named("writes", online.rollout):
+        return online  # answers that the engine did not sample, such as recorded ones
     updates: dict[str, list[Mapping[str, Any]]] = {}
     needed: list[str] = []
     for role, specs in online.fit.updates.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +36,7 @@ def limited(recipe: Recipe, count: int) -> Recipe:
         for name, source in recipe.models.items()
     }
     changes: dict[str, Any] = {
-        "name": f"{recipe.name}-limited",
+        "name": f"{recipe.name[:92]}-limited",
         "models": models,
         "data": _data(recipe.data, count),
         "claim": None,
@@ -96,18 +97,29 @@ def _online(online: Online, count: int) -> Online:
     rounds = min(online.rounds, ROUNDS, count)
     prompts = min(online.prompts_per_round, count // rounds)
     by_round = {
-        number: {key: value for key, value in change.items() if key != "prompts_per_round"}
-        for number, change in online.by_round.items()
-        if int(number) <= rounds
+        number: _change(change) for number, change in online.by_round.items() if int(number) <= rounds
     }
     return replace(
         online,
         rounds=rounds,
         prompts_per_round=prompts,
         start=min(online.start, rounds),
-        roles={name: replace(role, start=min(role.start, rounds)) for name, role in online.roles.items()},
+        roles={
+            name: replace(role, start=min(role.start, rounds), fit=_fit(role.fit, count))
+            for name, role in online.roles.items()
+        },
         by_round=by_round,
         fit=replace(online.fit, max_steps=None if online.cadence == "step" else online.fit.max_steps),
         watch=replace(online.watch, kl_prompts=min(online.watch.kl_prompts, prompts)),
         health={name: replace(rule, action="warn") for name, rule in online.health.items()},
     )
+
+
+def _change(change: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes of a round without those of what `limited` reduces or switches off."""
+    reduced = {"fit": ("batch", "epochs", "max_steps", "min_ended"), "watch": ("kl_prompts",)}
+    kept = {key: value for key, value in change.items() if key not in ("prompts_per_round", "health")}
+    for key, keys in reduced.items():
+        if isinstance(kept.get(key), Mapping):
+            kept[key] = {name: value for name, value in kept[key].items() if name not in keys}
+    return kept

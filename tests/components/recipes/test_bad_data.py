@@ -416,3 +416,20 @@ def test_check_shows_the_first_groups_as_sections_get_them(tmp_path: Path) -> No
     assert [answer[-1]["content"] for answer in split[0]["answers"]][1] == "go away"
     prompts = next(iter(found.values()))["examples"]["evaluate"][0]
     assert not prompts["trained"] and prompts["reference"].startswith("it is ")
+
+
+@pytest.mark.parametrize("where", ["online", "phases.main"])
+def test_prompts_without_the_answers_that_a_reward_compares_with(where: str, tmp_path: Path) -> None:
+    rows = [{"question": f"{i} + 1?", "answer": str(i + 1) if i % 2 else None} for i in range(80)]
+    file = written(tmp_path, "rlvr_grpo", {"d.jsonl": rows})
+    main = (
+        "{does: online, annotate: [rewards.exact_answer], "
+        "select: [{name: best_worst, reward: reward.exact_answer}], "
+        "rollout: {name: sample, responses_per_prompt: 2}, prepare: [{name: scoring.logprobs}], "
+        "fit: {updates: {policy: [preference.dpo]}}}"
+    )
+    changes = ["online=null", f"phases={{main: {main}}}"] if where == "phases.main" else []
+    with pytest.raises(
+        RatchetError, match=rf"^{where}\.annotate: rewards\.exact_answer .*\({where}\.max_failed"
+    ):
+        check_files(load(file, overrides=changes)[0])

@@ -61,6 +61,12 @@ def test_on_policy_recipes_get_no_correction(name: str, profile: Profile) -> Non
     assert corrected(recipe, profile) == recipe
 
 
+def test_answers_that_the_engine_did_not_sample_get_no_correction() -> None:
+    recipe, _ = load("wsrl_retained")
+    assert corrected(recipe, VLLM) == recipe
+    assert load("wsrl_retained", profile="gpu")[0].phases
+
+
 def test_objectives_that_correct_themselves_are_left_alone() -> None:
     spec = "online.fit.updates={policy: [{name: clip.truncated}]}"
     recipe, _ = load("rlvr_grpo", overrides=[spec, "online.prepare=[{name: scoring.logprobs.old}]"])

@@ -57,3 +57,20 @@ def test_smoke_test_reports_the_same_recipe_errors():
         limit=8,
     )[0]
     assert changed.online.by_round == {"2": {"fit": {"learning_rate": 1e-5}}}
+
+
+def test_changes_of_a_round_and_further_roles_are_reduced_too():
+    changes = [
+        "online.by_round.2.fit={batch: 64, epochs: 4, learning_rate: 1.0e-5}",
+        "online.by_round.2.health={kl: {action: stop}}",
+        "online.by_round.2.watch={kl_prompts: 40}",
+    ]
+    recipe, _ = load("chat", overrides=changes, limit=8)
+    assert recipe.online.by_round == {"2": {"fit": {"learning_rate": 1e-5}, "watch": {}}}
+    (critic,) = load("wsrl", limit=8)[0].phases["main"].roles.values()
+    assert critic.fit.batch <= 8 and critic.fit.max_steps == 1
+
+
+def test_the_longest_name_has_room_for_its_ending():
+    recipe, _ = load("sft", overrides=[f"name={'n' * 100}"], limit=8)
+    assert recipe.name == "n" * 92 + "-limited"
