@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ratchet.components.errors import DataError, RecipeError
+from ratchet.components.errors import DataError, RecipeError, nearest
 from ratchet.components.evaluation.verdicts import Decision
 from ratchet.components.piece import ROOT
 from ratchet.components.recipes.conform import conform, record
@@ -106,6 +106,14 @@ def claiming() -> list[str]:
     return [name for name, recipe in written().items() if recipe.claim]
 
 
+def claim_of(name: str) -> Claim:
+    """The claim of a recipe. `RecipeError` for an unknown recipe or one without a claim."""
+    claim = load(name)[0].claim
+    if claim is None:
+        raise RecipeError(f"{name} claims nothing{nearest(name, claiming())}; add a section `claim`")
+    return claim
+
+
 @dataclass
 class Arms:
     """Keys of the stages of recipes at seed 0, each recipe planned once. The source code is read once."""
@@ -137,8 +145,7 @@ def key_of(recipe: str, arms: Arms | None = None) -> str:
     shared between the keys of several claims.
     """
     arms = arms or Arms()
-    claim = load(recipe)[0].claim
-    assert claim is not None, "only for recipes with a claim"
+    claim = claim_of(recipe)
     unused = {"testbed", "changed", "max_seeds"} | (set() if claim.first_seed else {"first_seed"})
     wanted = {name: value for name, value in plain(claim).items() if name not in unused}
     compared = [recipe, *claim.recipes]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ratchet.components.errors import DataError, nearest
+from ratchet.components.recipes.arms import final_arm
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.recipes.schema_claim import Claim
 from ratchet.tasks.pipeline import Pipeline
@@ -34,8 +35,8 @@ def values(claim: Claim, own: Sequence[Pipeline], baseline: Sequence[Pipeline] |
         gains = np.array([_gain(seed, claim.metric) for seed in results])
         return _means(rows), _means(rows - gains), gains
     baseline_results = [results_of(run) for run in baseline]
-    for mine, theirs in zip(results, baseline_results, strict=True):
-        if _held_out(mine) != _held_out(theirs):
+    for mine, theirs, run, other in zip(results, baseline_results, own, baseline, strict=True):
+        if _held_out(mine, run) != _held_out(theirs, other):
             raise DataError(
                 f"{mine['recipe']} and {theirs['recipe']} were evaluated on different prompts, which "
                 "cannot be paired; give both the same `data` and `evaluate`, or set claim.per to seed"
@@ -61,13 +62,17 @@ def _means(rows: np.ndarray) -> list[float]:
     return [float(value) for value in rows.mean(1)]
 
 
-def _held_out(results: dict[str, Any]) -> Any:
+def _held_out(results: dict[str, Any], pipeline: Pipeline) -> Any:
     """What identifies the held-out prompts: their number and the first ones. A method may add a system
-    message, so these do not count.
+    message, so these do not count. Results without transcripts show no prompts; what they were drawn from
+    stands for them.
     """
     count = len(next(iter(results["per_prompt"].values()), ()))
-    shown = [one["prompt"] for one in results.get("transcripts", ())]
-    return count, [[message for message in prompt if message["role"] != "system"] for prompt in shown]
+    if shown := [one["prompt"] for one in results.get("transcripts", ())]:
+        return count, [[message for message in prompt if message["role"] != "system"] for prompt in shown]
+    report = report_of(pipeline)
+    arms = report.options["arms"]
+    return count, pipeline.stages[report.inputs["data"]].key, arms[final_arm(arms)]["data"]
 
 
 def _per_prompt(results: dict[str, Any], metric: str) -> list[float]:

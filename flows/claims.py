@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ratchet.components.errors import RatchetError, RecipeError, nearest
+from ratchet.components.errors import RatchetError
 from ratchet.components.evaluation.verdicts import (
     Decision,
     crossed,
@@ -24,11 +24,10 @@ from ratchet.components.evaluation.verdicts import (
     together,
 )
 from ratchet.components.recipes.plan import Stage
-from ratchet.components.recipes.recipe import load
 from ratchet.components.recipes.schema_claim import START, ZERO, Claim
 from ratchet.components.storage.store import read_manifest
 from ratchet.flows import claim_values
-from ratchet.flows.claim_records import Comparison, Verdict, claiming, is_tiny, key_of, profile_of, sentence
+from ratchet.flows.claim_records import Comparison, Verdict, claim_of, is_tiny, key_of, profile_of, sentence
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.process.workers import Workers
 
@@ -145,10 +144,7 @@ def check_claims(
 
 
 def _check(name: str) -> Check:
-    claim = load(name)[0].claim
-    if claim is None:
-        known = claiming()
-        raise RecipeError(f"{name} claims nothing{nearest(name, known)}; add a section `claim`")
+    claim = claim_of(name)
     return Check(name, claim, looks(claim.seeds, claim.most_seeds))
 
 

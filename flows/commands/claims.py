@@ -41,11 +41,13 @@ def claims(
     does not hold, undecided.
     """
     from ratchet.components.recipes.plain_values import plain
-    from ratchet.flows.claim_records import claiming, read, states, write
+    from ratchet.flows.claim_records import claim_of, claiming, read, states, write
     from ratchet.flows.display import open_console
 
     stored, wanted = read(), names or claiming()
     if stale or status:
+        for name in names or ():
+            claim_of(name)
         found = states(stored, wanted)
         if status:
             return _print_status(found, stored, as_json)

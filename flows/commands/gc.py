@@ -14,7 +14,7 @@ def gc(
     home: Home = OUT,
     keep_days: Annotated[float, typer.Option(help="Keep stage outputs of runs of the last N days.")] = 14.0,
     keep_last: Annotated[
-        int, typer.Option(help="Keep stage outputs of the last N runs, regardless of age.")
+        int, typer.Option(min=0, help="Keep stage outputs of the last N runs, regardless of age.")
     ] = 5,
     best: Annotated[
         int | None,
@@ -33,6 +33,8 @@ def gc(
     from ratchet.flows.display import open_console, table_of
     from ratchet.tasks.data.retention import Policy, survey, sweep
 
+    if not keep_days >= 0:  # nan too
+        raise RecipeError(f"--keep-days: expected 0 or more, got {keep_days:g}")
     if best is not None and metric is None:
         raise RecipeError(
             "--best needs --metric, the metric that ranks the versions, such as final.reward.instructions"

@@ -97,6 +97,10 @@ def label(
     if close:
         from ratchet.components.labels.queue_files import close_queue
 
+        if not (folder / "items.jsonl").exists():
+            raise RecipeError(
+                f"{folder}: no labelling queue to close; `ratchet label` without --close makes one"
+            )
         typer.echo(f"{folder}: closed with {len(close_queue(folder))} labels")
         _resume(folder)
         return None

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ratchet.components.errors import RatchetError, ServiceError
+from ratchet.components.errors import RatchetError, RecipeError, ServiceError
 
 DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -29,8 +29,18 @@ TRAINING = "workflowType=machine_learning"  # URL parameter that selects this vi
 
 
 def tracking_uri(home: Path) -> str:
-    """`MLFLOW_TRACKING_URI` if set, else the sqlite file in `home`."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(home / 'mlflow.db').resolve()}"
+    """`MLFLOW_TRACKING_URI` if set, else the sqlite file in `home`. `RecipeError` if its path cannot be
+    written as an address.
+    """
+    if given := os.environ.get("MLFLOW_TRACKING_URI"):
+        return given
+    file = (home / "mlflow.db").resolve()
+    if "?" in str(file):
+        raise RecipeError(
+            f"--home {home}: got a path with '?', after which a database address has options; "
+            "choose another folder, or set MLFLOW_TRACKING_URI"
+        )
+    return f"sqlite:///{file}"
 
 
 def client(home: Path) -> Any:

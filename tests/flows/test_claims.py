@@ -89,6 +89,32 @@ def test_different_prompts_are_not_paired(publish: Any, tmp_path: Path) -> None:
         claim_values.values(Claim(against="dpo", metric="final.reward.y"), [own], [own])
 
 
+def test_without_transcripts_the_data_tell_which_prompts_were_asked(publish: Any, tmp_path: Path) -> None:
+    """`evaluate.transcripts: 0`, as in the comparison of label selectors."""
+    runs = {}
+    for name, data, split in (
+        ("a", "k1", "evaluate"),
+        ("b", "k1", "evaluate"),
+        ("c", "k2", "evaluate"),
+        ("d", "k1", "x"),
+    ):
+        run = finished(publish, tmp_path, name, scored([1.0, 2.0], transcripts=[]))
+        report = run.stages["evaluate"]
+        stages = {
+            **run.stages,
+            "curated": Stage("curated", "validate", "data", {}, {}, data),
+            "evaluate": dataclasses.replace(
+                report, options={"arms": {"policy": {"data": split}}}, inputs={"data": "curated"}
+            ),
+        }
+        runs[name] = dataclasses.replace(run, stages=stages)
+    claim = Claim(against="dpo", metric="final.reward.x")
+    assert claim_values.values(claim, [runs["a"]], [runs["b"]])[2].tolist() == [[0.0, 0.0]]
+    for other in ("c", "d"):
+        with pytest.raises(DataError, match="different prompts"):
+            claim_values.values(claim, [runs["a"]], [runs[other]])
+
+
 def test_scalars_and_curves_are_one_number_per_seed(publish: Any, tmp_path: Path) -> None:
     fast = finished(publish, tmp_path, "fast", scored([1.0]), lines=[{"r": 0.0}, {"r": 1.0}, {"r": 1.0}])
     slow = finished(publish, tmp_path, "slow", scored([3.0]), lines=[{"r": 0.0}, {"r": 0.0}, {"q": 9.0}])

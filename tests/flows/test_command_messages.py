@@ -14,6 +14,7 @@ from ratchet.components.recipes.check_data import check_files
 from ratchet.components.recipes.recipe import load
 from ratchet.flows.cli import app
 from ratchet.tasks.pipeline import Pipeline
+from ratchet.tasks.tracking.server import tracking_uri
 
 
 def refused(*arguments: str) -> str:
@@ -81,3 +82,23 @@ def test_an_address_on_the_hub_needs_scheme_and_organisation(change: str, messag
     with pytest.raises(SourceError) as error:
         check_files(load("sft", overrides=[change])[0])
     assert message in str(error.value)
+
+
+def test_the_status_of_a_claim_that_does_not_exist_is_refused() -> None:
+    assert "no recipe named 'nope'" in refused("claims", "--status", "nope")
+    assert "raft claims nothing" in refused("claims", "--status", "raft")
+
+
+def test_gc_keeps_a_number_of_days(tmp_path: Path) -> None:
+    for days in ("nan", "-1"):
+        assert "--keep-days: expected 0 or more" in refused(
+            "gc", "--home", str(tmp_path), "--keep-days", days
+        )
+
+
+def test_a_home_that_a_database_address_cannot_name_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(RecipeError, match=r"--home .*: got a path with '\?'"):
+        tracking_uri(tmp_path / "a?b")

@@ -115,6 +115,12 @@ def test_other_machines_need_personal_links(run: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "labels").exists()
 
 
+def test_a_queue_that_does_not_exist_is_not_closed(run: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["label", str(run), "--home", str(tmp_path), "--close"])
+    assert isinstance(done.exception, RecipeError) and "no labelling queue to close" in str(done.exception)
+    assert not (tmp_path / "labels").exists()
+
+
 def test_a_killed_server_continues_with_the_same_command(run: Path, tmp_path: Path) -> None:
     import httpx2
 
