@@ -5,6 +5,7 @@ import pytest
 from ratchet.components.errors import RecipeError
 from ratchet.components.recipes.plan import plan
 from ratchet.components.recipes.recipe import load, names
+from ratchet.components.recipes.schema import Online
 from tests.shipped import shipped_recipe
 
 
@@ -66,8 +67,10 @@ def test_changes_of_a_round_and_further_roles_are_reduced_too():
         "online.by_round.2.watch={kl_prompts: 40}",
     ]
     recipe, _ = load("chat", overrides=changes, limit=8)
-    assert recipe.online.by_round == {"2": {"fit": {"learning_rate": 1e-5}, "watch": {}}}
-    (critic,) = load("wsrl", limit=8)[0].phases["main"].roles.values()
+    assert recipe.online and recipe.online.by_round == {"2": {"fit": {"learning_rate": 1e-5}, "watch": {}}}
+    main = (load("wsrl", limit=8)[0].phases or {})["main"]
+    assert isinstance(main, Online)
+    (critic,) = main.roles.values()
     assert critic.fit.batch <= 8 and critic.fit.max_steps == 1
 
 
