@@ -36,7 +36,7 @@ def values(claim: Claim, own: Sequence[Pipeline], baseline: Sequence[Pipeline] |
         return _means(rows), _means(rows - gains), gains
     baseline_results = [results_of(run) for run in baseline]
     for mine, theirs, run, other in zip(results, baseline_results, own, baseline, strict=True):
-        if _held_out(mine, run) != _held_out(theirs, other):
+        if held_out(mine, run) != held_out(theirs, other):
             raise DataError(
                 f"{mine['recipe']} and {theirs['recipe']} were evaluated on different prompts, which "
                 "cannot be paired; give both the same `data` and `evaluate`, or set claim.per to seed"
@@ -62,7 +62,7 @@ def _means(rows: np.ndarray) -> list[float]:
     return [float(value) for value in rows.mean(1)]
 
 
-def _held_out(results: dict[str, Any], pipeline: Pipeline) -> Any:
+def held_out(results: dict[str, Any], pipeline: Pipeline) -> Any:
     """What identifies the held-out prompts: their number and the first ones. A method may add a system
     message, so these do not count. Results without transcripts show no prompts; what they were drawn from
     stands for them.

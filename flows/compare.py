@@ -18,9 +18,12 @@ from ratchet.components.evaluation.measured import OF_ANSWERS, measured
 from ratchet.components.evaluation.verdicts import crossed
 from ratchet.components.recipes.arms import arms
 from ratchet.components.recipes.schema import Recipe
-from ratchet.components.storage.store import write_atomic
+from ratchet.components.storage.store import digest, write_atomic
+from ratchet.flows.claim_values import held_out
 from ratchet.tasks.pipeline import Pipeline
 
+LONGEST = 100
+"""Characters of the name of a comparison's file, before a digest."""
 WHOLE = (*OF_ANSWERS, "embedding_spread", "perplexity")
 """Metrics of all answers together, not of each prompt."""
 
@@ -36,17 +39,17 @@ def compare(
     profile: str | None = None,
 ) -> dict[str, Any]:
     """Run every recipe with every seed and compare `metric` (see `metric_of`), a per-prompt list in the
-    evaluation's results.
+    evaluation's results. `RecipeError` as soon as two recipes turn out to be evaluated on different prompts.
 
     Returns per arm the mean of each seed and of all with a 95 % interval, and each arm's difference to the
     first. What recipes claim is checked by `ratchet claims`.
     """
     from ratchet.flows.post_training import post_training
 
-    values: dict[str, np.ndarray] = {}
-    for recipe in recipes:
-        rows = []
-        for seed in seeds:
+    first, rows = recipes[0], {recipe: list[list[float]]() for recipe in recipes}
+    for seed in seeds:
+        prompts = None
+        for recipe in recipes:
             here = [*overrides, f"seed={seed}"]
             display.console.print(f"{recipe}, seed {seed}", style="bold", markup=False)
             post_training(
@@ -54,15 +57,22 @@ def compare(
             )
             pipeline = Pipeline.open(recipe, home=home, overrides=here, profile=profile)
             results = json.loads((pipeline.artifact("evaluate").path / "results.json").read_text())
-            rows.append(results["per_prompt"][metric])
-        values[recipe] = np.asarray(rows, dtype=float)  # (seeds, prompts)
-    first = recipes[0]
+            prompts, own = prompts or held_out(results, pipeline), held_out(results, pipeline)
+            if own != prompts:
+                raise RecipeError(
+                    f"{first} and {recipe} were evaluated on different prompts with seed {seed}, which "
+                    "cannot be paired; give both the same `data` and `evaluate.prompts`"
+                )
+            rows[recipe].append(results["per_prompt"][metric])
+    values = {recipe: np.asarray(lists, dtype=float) for recipe, lists in rows.items()}  # (seeds, prompts)
     table = {"metric": metric, "seeds": list(seeds), "arms": {}, "differences": {}}
     for recipe, matrix in values.items():
         table["arms"][recipe] = {"by_seed": [float(v) for v in matrix.mean(1)], **interval(matrix)}
         if recipe != first:
             table["differences"][f"{first} - {recipe}"] = interval(values[first] - matrix)
-    write_atomic(home / "comparisons" / f"{'-vs-'.join(recipes)}.json", json.dumps(table, indent=1))
+    name = "-vs-".join(Path(recipe).stem for recipe in recipes)
+    name = name if len(name) <= LONGEST else f"{name[:LONGEST]}-{digest(list(recipes))[:8]}"
+    write_atomic(home / "comparisons" / f"{name}.json", json.dumps(table, indent=1))
     return table
 
 

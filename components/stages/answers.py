@@ -13,7 +13,7 @@ from ratchet.components.errors import DataError
 from ratchet.components.evaluation.certificate import require
 from ratchet.components.piece import build
 from ratchet.components.stages import progress
-from ratchet.components.stages.engines import Lazily
+from ratchet.components.stages.engines import LazyMapping
 from ratchet.components.stages.experience import certificate_of, context_of, sampling_summary
 from ratchet.components.stages.job import Job
 from ratchet.components.stages.overlay import Overlay
@@ -53,7 +53,7 @@ def context(job: Job) -> Context:
     """Models of the stage, loaded at first use; `policy` is the arm's."""
     inputs = [name for name in ("policy", "base") if name in job.inputs]
     engine = functools.cache(lambda name: sharded_engine(job.options["profile"], job.path(name)))
-    own = Lazily(**{name: functools.partial(engine, name) for name in inputs})
+    own = LazyMapping(**{name: functools.partial(engine, name) for name in inputs})
     models = Overlay(context_of(job, certified=False).models, own)
     return Context(models=models, seed=job.options["seed"], round=0)
 

@@ -9,14 +9,16 @@ from typing import Any
 from ratchet.components.stages.shards import sharded_engine
 
 
-class OneEngine:
+class SingleModelEngine:
     """An engine with the weights of one model directory at a time; another directory replaces them."""
 
     def __init__(self, profile: Mapping[str, Any]) -> None:
         self._profile, self._engine, self._path = profile, None, Path()
 
-    def of(self, path: Path) -> Any:
-        """The engine with the weights of this directory. An engine from an earlier call has them too."""
+    def with_weights(self, path: Path) -> Any:
+        """The engine, loaded with the weights of this directory. Every call returns the same object, so earlier
+        references have the new weights too.
+        """
         if self._engine is None:
             self._engine = sharded_engine(self._profile, path)
         elif path != self._path:
@@ -29,7 +31,7 @@ class OneEngine:
         self._engine = None
 
 
-class Lazily(Mapping[str, Any]):
+class LazyMapping(Mapping[str, Any]):
     """Mapping of names to values that are made at each access; asking whether a name exists makes none."""
 
     def __init__(self, **makers: Callable[[], Any]) -> None:

@@ -37,7 +37,7 @@ from ratchet.components.evaluation.scoring import (
 )
 from ratchet.components.recipes.arms import key_of, title_of
 from ratchet.components.stages import progress
-from ratchet.components.stages.engines import Lazily, OneEngine
+from ratchet.components.stages.engines import LazyMapping, SingleModelEngine
 from ratchet.components.stages.experience import certificate_of, context_of
 from ratchet.components.stages.job import Job
 from ratchet.components.stages.overlay import Overlay
@@ -117,17 +117,20 @@ def score(
     gold = GoldMeasure.load(job.path("gold"), job.path("encoder")) if "gold" in job.inputs else None
     encoder = gold.encoder if gold else Encoder(job.path("encoder")) if "encoder" in job.inputs else None
     gold = gold if gold and gold.certificate["passed"] else None  # not shown to beat chance: not used
-    engine = OneEngine(scoring_profile(options["profile"]))
-    base = OneEngine(scoring_profile(options["profile"]))
+    engine = SingleModelEngine(scoring_profile(options["profile"]))
+    base = SingleModelEngine(scoring_profile(options["profile"]))
     human, numbers, scores = {}, {}, {}
     for arm, groups in answers.items():
         path = job.path(options["arms"][arm]["model"])
         numbers[arm] = describe_answers(groups, encoder)
         replies = held_out[splits[arm]][: options["perplexity_rows"]]
         if any(group.trajectories for group in replies):
-            human[arm] = human_logprobs(engine.of(path), replies)
+            human[arm] = human_logprobs(engine.with_weights(path), replies)
             numbers[arm]["perplexity"] = perplexity(*human[arm])
-        own = Lazily(policy=lambda path=path: engine.of(path), base=lambda: base.of(job.path("base")))
+        own = LazyMapping(
+            policy=lambda path=path: engine.with_weights(path),
+            base=lambda: base.with_weights(job.path("base")),
+        )
         ctx = Context(models=Overlay(context.models, own), seed=options["seed"])
         scores[arm] = scores_of(groups, options["metrics"], ctx, gold)
     engine.release()
@@ -136,9 +139,16 @@ def score(
         for arm, more in rewards_of(members, context, certified).items():
             scores[arm] |= more
     full, unscored = settled(scores)
-    own = {"base": lambda: base.of(job.path("base")), **({"encoder": lambda: encoder} if encoder else {})}
+    own = {
+        "base": lambda: base.with_weights(job.path("base")),
+        **({"encoder": lambda: encoder} if encoder else {}),
+    }
     contexts = {
-        arm: Context(models=Overlay(context.models, Lazily(**own, policy=functools.partial(engine.of, path))))
+        arm: Context(
+            models=Overlay(
+                context.models, LazyMapping(**own, policy=functools.partial(engine.with_weights, path))
+            )
+        )
         for arm in answers
         for path in [job.path(options["arms"][arm]["model"])]
     }
@@ -162,8 +172,8 @@ def compare(
     final = scored.final
     comparable = "initial" in scored.contrasts[final] and same_tokens(job, final, "initial")
     if comparable and has_logprobs(scored.answers[final]):
-        engine = OneEngine(scoring_profile(options["profile"]))
-        reference = engine.of(job.path(options["arms"]["initial"]["model"]))
+        engine = SingleModelEngine(scoring_profile(options["profile"]))
+        reference = engine.with_weights(job.path(options["arms"]["initial"]["model"]))
         metrics["kl_to_sft"] = kl_to(reference, scored.answers[final])
     summarise(results, scored)
     if comparable and final in human:

@@ -138,6 +138,9 @@ def test_gc_shows_first_and_removes_on_yes(home: Path) -> None:
     assert "Freed" in ratchet(*only, "--yes") and len(list((home / "store").glob("sft-*"))) == 1
 
 
+ASKED = {"transcripts": [{"prompt": [{"role": "user", "content": "A question?"}]}]}
+
+
 def test_compare_two_runs(home: Path) -> None:
     output = ratchet("compare", "one", "two", "--home", str(home))
     assert (
@@ -161,7 +164,7 @@ def test_compare_rejects_invalid_arguments_before_running(
         ratchet("compare", "sft", "reward_model", "--home", str(tmp_path))
     with pytest.raises(RecipeError, match=r"--metric: dpo .*'win_rate'"):
         ratchet("compare", "dpo", "kto", "--metric", "win_rate", "--home", str(tmp_path))
-    (tmp_path / "results.json").write_text(json.dumps({"per_prompt": {"final.gold": [0.5, 0.25]}}))
+    (tmp_path / "results.json").write_text(json.dumps({"per_prompt": {"final.gold": [0.5, 0.25]}, **ASKED}))
     pipeline = SimpleNamespace(artifact=lambda _: SimpleNamespace(path=tmp_path))
     monkeypatch.setattr("ratchet.flows.compare.Pipeline", SimpleNamespace(open=lambda *_, **__: pipeline))
     monkeypatch.setattr(
@@ -190,12 +193,12 @@ def test_compare_pairs_recipes_by_seed_and_prompt(tmp_path: Path, monkeypatch: p
     """Differences 0.45 and 0.5 of two prompts, equal for all seeds: standard error 0.025 with one degree of
     freedom, t = 12.706.
     """
-    wins = {"chat": [0.95, 1.0], "chat_offline": [0.5, 0.5]}
+    wins, asked = {"chat": [0.95, 1.0], "chat_offline": [0.5, 0.5]}, {"chat": ASKED, "chat_offline": ASKED}
 
     def opened(recipe: str, **_: Any) -> SimpleNamespace:
         (tmp_path / recipe).mkdir(exist_ok=True)
         (tmp_path / recipe / "results.json").write_text(
-            json.dumps({"per_prompt": {"win_rate": wins[recipe]}})
+            json.dumps({"per_prompt": {"win_rate": wins[recipe]}, **asked[recipe]})
         )
         return SimpleNamespace(artifact=lambda _: SimpleNamespace(path=tmp_path / recipe))
 
@@ -208,6 +211,10 @@ def test_compare_pairs_recipes_by_seed_and_prompt(tmp_path: Path, monkeypatch: p
     assert found["metric"] == "win_rate" and found["arms"]["chat_offline"]["by_seed"] == [0.5, 0.5, 0.5]
     expected = {"mean": 0.475, "low": 0.475 - 12.706 * 0.025, "high": 0.475 + 12.706 * 0.025}
     assert found["differences"] == {"chat - chat_offline": pytest.approx(expected, abs=1e-4)}
+    assert (tmp_path / "comparisons" / "chat-vs-chat_offline.json").is_file()
+    asked["chat_offline"] = {"transcripts": [{"prompt": [{"role": "user", "content": "Another question?"}]}]}
+    with pytest.raises(RecipeError, match="different prompts with seed 0"):
+        compare(["chat", "chat_offline"], "win_rate", range(3), tmp_path, display)
 
 
 def test_invalid_until_is_an_error() -> None:

@@ -19,7 +19,7 @@ from ratchet.components.recipes.check_data import check_files
 from ratchet.components.recipes.plan import Stage, plan
 from ratchet.components.recipes.recipe import load
 from ratchet.components.stages import engines
-from ratchet.components.stages.engines import Lazily, OneEngine
+from ratchet.components.stages.engines import LazyMapping, SingleModelEngine
 from ratchet.components.storage.store import read_manifest
 from ratchet.tasks.pipeline import Pipeline
 
@@ -230,8 +230,8 @@ def test_one_engine_holds_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
         return Engine()
 
     monkeypatch.setattr(engines, "sharded_engine", make)
-    one = OneEngine({})
-    own = Lazily(a=lambda: one.of(Path("a")), b=lambda: one.of(Path("b")))
+    one = SingleModelEngine({})
+    own = LazyMapping(a=lambda: one.with_weights(Path("a")), b=lambda: one.with_weights(Path("b")))
     assert "a" in own and "c" not in own and set(own) == {"a", "b"} and loaded == []
     assert own["a"] is own["a"] is own["b"]
     assert loaded == ["load a", "reload b"]
