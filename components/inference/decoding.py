@@ -21,9 +21,8 @@ from ratchet.components.models.cached_attention import Cache, DecodePlan, Prefil
 from ratchet.components.models.decode_graph import DecodeGraphs, has_fixed_steps
 from ratchet.components.models.device import distinct_writes
 from ratchet.components.models.images import image_rows
-from ratchet.components.models.layers import backbone, hidden_states, output_layer
+from ratchet.components.models.layers import backbone, hidden_states, language_model, output_layer
 from ratchet.components.models.products import mixed_precision, packed, product, rounded_products
-from ratchet.components.models.value import PolicyWithValue
 from ratchet.components.stages import progress
 from ratchet.components.text.chat import ends_with
 from ratchet.components.types import Request, Sample
@@ -65,7 +64,7 @@ class LanguageModel:
     """
 
     def __init__(self, model: Any, requests: Sequence[Request], *, half: bool, slots: int, rows: int) -> None:
-        self.language = model.policy if isinstance(model, PolicyWithValue) else model
+        self.language = language_model(model)
         self.prompts = [torch.tensor(list(request.tokens), dtype=torch.long) for request in requests]
         self.images = image_rows(self.language, self.prompts, [request.images for request in requests])
         self.prompts = self.images.rows if self.images else self.prompts

@@ -14,9 +14,8 @@ from ratchet.components.inference.decoding import Decoding, check_requests
 from ratchet.components.inference.torch import TorchEngine, score_in_batches
 from ratchet.components.models.attention import PackedPlan
 from ratchet.components.models.images import image_rows
-from ratchet.components.models.layers import hidden_states, output_layer
+from ratchet.components.models.layers import hidden_states, language_model, output_layer
 from ratchet.components.models.products import product
-from ratchet.components.models.value import PolicyWithValue
 from ratchet.components.text.codec import Codec
 from ratchet.components.types import Batch, Group, Request, Sample
 
@@ -104,7 +103,7 @@ class MixedEngine(Codec):
         rows = list(batch.inputs["tokens"])
         states = []
         for engine in self.engines.values():
-            language = engine.model.policy if isinstance(engine.model, PolicyWithValue) else engine.model
+            language = language_model(engine.model)
             images = image_rows(language, rows, batch.inputs.get("images", ()))
             plan = PackedPlan(images.rows if images else rows)
             embeddings = images.embed(plan.tokens) if images else None

@@ -7,6 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ratchet.components.models.reward import MeanReward
+from ratchet.components.models.value import PolicyWithValue
+
 
 def hidden_states(
     language: nn.Module,
@@ -25,6 +28,15 @@ def hidden_states(
         {"input_ids": tokens.to(device)} if embeddings is None else {"inputs_embeds": embeddings.to(device)}
     )
     return layers(**given, position_ids=positions.to(device), use_cache=False, plan=plan).last_hidden_state[0]
+
+
+def language_model(model: nn.Module) -> Any:
+    """The transformers model inside a loaded one: the policy under a value head, the backbone of a
+    `MeanReward`, else the model itself.
+    """
+    if isinstance(model, PolicyWithValue):
+        return model.policy
+    return model.backbone if isinstance(model, MeanReward) else model
 
 
 def backbone(language: nn.Module) -> nn.Module:

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from ratchet.components.errors import ContractError
 from ratchet.components.models.attention import PackedPlan
 from ratchet.components.models.images import image_rows
-from ratchet.components.models.layers import hidden_states, output_layer
+from ratchet.components.models.layers import hidden_states, language_model, output_layer
 from ratchet.components.models.logprobs import CHUNK, chosen_logprobs
 from ratchet.components.models.products import product
-from ratchet.components.models.value import PolicyWithValue
 from ratchet.components.types import Batch
 
 
@@ -32,7 +31,7 @@ class Reading:
 
     def __init__(self, model: nn.Module, batch: Batch) -> None:
         self.model, self.batch = model, batch
-        self.language = model.policy if isinstance(model, PolicyWithValue) else model
+        self.language = language_model(model)
         rows = list(batch.inputs["tokens"])
         self.images = image_rows(self.language, rows, batch.inputs.get("images", ()))
         self.plan = PackedPlan(self.images.rows if self.images else rows)

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from ratchet.components.errors import ContractError, RecipeError, TrainingError
+from ratchet.components.models.layers import language_model
 from ratchet.components.models.load import load_model, load_tokenizer, save_model
 from ratchet.components.models.lora import FOLDER, save_adapter
 from ratchet.components.models.products import has_bfloat16
-from ratchet.components.models.value import PolicyWithValue
 from ratchet.components.recipes.families import family_of
 from ratchet.components.training import ranks
 from ratchet.components.training.deepspeed_config import config, import_deepspeed, quiet
@@ -77,8 +77,7 @@ class DeepSpeedLearner:
         self.tokenizer = load_tokenizer(model_path)
         self.model, self.trained = self._load()
         if gradient_checkpointing:
-            language = self.model.policy if isinstance(self.model, PolicyWithValue) else self.model
-            language.gradient_checkpointing_enable({"use_reentrant": False})  # pyright: ignore[reportCallIssue]
+            language_model(self.model).gradient_checkpointing_enable({"use_reentrant": False})
             self.model.train()  # transformers checkpoints only in training mode; all dropout is 0
         named = {n: p for n, p in self.trained.named_parameters() if p.requires_grad}
         if not named:

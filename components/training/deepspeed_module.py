@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from ratchet.components.models.forward import model_outputs
-from ratchet.components.models.value import PolicyWithValue
+from ratchet.components.models.layers import language_model
 from ratchet.components.types import Batch, Read
 
 
@@ -24,8 +22,7 @@ class Rows(nn.Module):
 
             # The log-probs read the head's weight without calling the module, so ZeRO-3 must gather it for
             # this module.
-            language: Any = model.policy if isinstance(model, PolicyWithValue) else model
-            for parameter in language.get_output_embeddings().parameters():
+            for parameter in language_model(model).get_output_embeddings().parameters():
                 zero.register_external_parameter(self, parameter)
 
     def forward(self, batch: Batch, outputs: frozenset[str | Read]) -> dict[str | Read, Tensor]:

@@ -15,9 +15,9 @@ from ratchet.components.errors import ContractError, TrainingError
 from ratchet.components.models.device import here, to_device
 from ratchet.components.models.families import is_family
 from ratchet.components.models.forward import model_outputs
+from ratchet.components.models.layers import language_model
 from ratchet.components.models.load import load_model, load_tokenizer, save_model
 from ratchet.components.models.lora import FOLDER, save_adapter
-from ratchet.components.models.value import PolicyWithValue
 from ratchet.components.types import Batch, Outputs, Read
 
 Schedule = Literal["constant", "linear", "cosine"]
@@ -78,7 +78,7 @@ class TorchLearner:
         self.kind = kind
         self.tokenizer = load_tokenizer(model_path)
         self.model = load_model(Path(model_path), kind)
-        language: Any = self.model.policy if isinstance(self.model, PolicyWithValue) else self.model
+        language = language_model(self.model)
         tied = (
             kind != "reward"
             and not is_family(self.model)

@@ -344,6 +344,21 @@ def test_reference_is_the_model_with_the_adapter_disabled(
             assert mine == pytest.approx(theirs, abs=1e-5) and mine != pytest.approx(away, abs=1e-3)
 
 
+@pytest.mark.parametrize("where", ["torch", "deepspeed"])
+def test_gradient_checkpointing_of_a_mean_pooled_reward_model_changes_nothing(
+    models: dict[str, str], tmp_path: Path, where: str
+) -> None:
+    save_model(new_reward(Path(models["policy"]), pool="mean"), load_tokenizer(models["policy"]), tmp_path)
+    norms = []
+    for checkpointing in (False, True):
+        options = {"gradient_checkpointing": checkpointing}
+        learner = learner_of({"model": tmp_path, "objective": "reward", "options": options}, where)
+        scores = learner(pack(groups("reward"), unit="pair", tokens=9999)[0], frozenset({"scores"})).scores
+        learner.backward((scores[1::2] - scores[::2]).sum())
+        norms.append(learner.step()["grad_norm"])
+    assert norms[0] > 0 and norms[1] == pytest.approx(norms[0], rel=1e-5)
+
+
 def test_bfloat16_needs_hardware_support(models: dict[str, str], tmp_path: Path) -> None:
     from ratchet.components.models.products import has_bfloat16
 
