@@ -52,7 +52,7 @@ class Flow:
 def check_section(section: Learn | Online, models: set[str], where: str, flow: Flow | None = None) -> None:
     """`flow`: the groups that a phase reads; an online phase samples its own."""
     if isinstance(section, Online):
-        _check_step_keys(section, where)
+        _check_cadence_keys(section, where)
         _check_role_names(section, models, where)
         models = models | role_models(section)
         check_piece("rollout", section.rollout, set(), models, f"{where}.rollout")
@@ -93,6 +93,7 @@ def _gives(value_head: bool) -> frozenset[str]:
     return OUTPUTS["policy_with_value" if value_head else "policy"]
 
 
+<<<<<<< HEAD
 def _check_step_keys(online: Online, where: str) -> None:
     """Keys that only one `cadence` has."""
     if online.cadence == "step":
@@ -104,6 +105,17 @@ def _check_step_keys(online: Online, where: str) -> None:
                 raise RecipeError(
                     f"{at}.fit.max_steps: got {fit.max_steps} with `cadence: step`, which ends after "
                     f"{where}.rounds; set it to null, and fewer rounds or a larger batch"
+=======
+def _check_cadence_keys(online: Online, where: str) -> None:
+    """Keys that only one of the cadences has."""
+    if online.cadence == "step":
+        for key, neutral in (("sample_from", "current"), ("keep_earlier", False)):
+            if (value := getattr(online, key)) != neutral:
+                raise RecipeError(
+                    f"{where}.{key}: got {json.dumps(value)} with `cadence: step`, which samples from the "
+                    "current policy and trains on the groups of each step once; expected "
+                    f"{json.dumps(neutral)}, or `cadence: round`"
+>>>>>>> a316c9fe (Refuse sample_from: initial and keep_earlier with cadence step, which ignored them)
                 )
         return
     for key, neutral in (("value_head", False), ("roles", {}), ("fresh", ()), ("start", 1)):
