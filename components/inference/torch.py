@@ -164,9 +164,11 @@ def score_in_batches(
 
 
 def weights_digest(path: Path) -> str:
-    """SHA-256 over the names and contents of a directory's safetensors files."""
+    """SHA-256 over the names and contents of a directory's safetensors files, with the heads that are kept
+    beside them as `.st`.
+    """
     digest = hashlib.sha256()
-    for file in sorted(path.glob("*.safetensors")):
+    for file in sorted([*path.glob("*.safetensors"), *path.glob("*.st")]):
         digest.update(file.name.encode())
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ratchet.components.inference.torch import TorchEngine
+from ratchet.components.models.load import load_model, load_tokenizer, save_model
 from ratchet.components.models.tiny import train_tiny
 from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.profile import Profile, Vllm, engine_processes
@@ -107,6 +109,25 @@ def test_another_stage_or_other_weights_do_not_use_the_slices(
     with sharding("improve", tmp_path):
         assert isinstance(sharded_engine(PROFILE, tiny), TorchEngine)
     assert isinstance(engine, ShardedEngine) and engine.model is engine.local.model
+
+
+def test_models_that_differ_in_a_head_alone_do_not_share_slices(tiny: Path, tmp_path: Path) -> None:
+    """Critics, whose value head is beside the safetensors files. A mean-pooled reward model is saved so too
+    if its architecture has no token classifier.
+    """
+    group = Group(
+        Prompt("", ({"role": "user", "content": "hi"},)),
+        (Trajectory(({"role": "assistant", "content": "no, never"},)),),
+    )
+    model: Any = load_model(tiny, "policy_with_value")
+    paths = [tmp_path / "one", tmp_path / "other"]
+    for path, bias in zip(paths, (1.0, 2.0), strict=True):
+        torch.nn.init.constant_(model.value_head.bias, bias)
+        save_model(model, load_tokenizer(tiny), path)
+    with sharding("annotate", tmp_path):
+        engines = [sharded_engine(PROFILE, path, "policy_with_value") for path in paths]
+        values = [set(engine.score([group], frozenset({"values"}))[0]["values"][0]) for engine in engines]
+    assert values == [{0.0, 1.0}, {0.0, 2.0}]
 
 
 @pytest.mark.parametrize(
