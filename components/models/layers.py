@@ -39,6 +39,16 @@ def language_model(model: nn.Module) -> Any:
     return model.backbone if isinstance(model, MeanReward) else model
 
 
+def untie(model: nn.Module) -> None:
+    """Give the output layer of a language model a weight of its own, equal to the input embedding that it was
+    tied to. A no-op for any other model.
+    """
+    language = language_model(model)
+    head = language.get_output_embeddings() if hasattr(language, "get_output_embeddings") else None
+    if head is not None and head.weight is language.get_input_embeddings().weight:
+        head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=head.weight.requires_grad)
+
+
 def backbone(language: nn.Module) -> nn.Module:
     """The model without its head."""
     return getattr(language, language.base_model_prefix)  # pyright: ignore[reportArgumentType]

@@ -100,7 +100,7 @@ class DeepSpeedLearner:
             optimiser.register_step_pre_hook(self._clip)
         with quiet():
             self.engine, *_ = deepspeed.initialize(
-                model=Rows(self.model, kind, zero_stage),
+                model=Rows(self.model, self.trained, kind, zero_stage),
                 optimizer=optimiser,
                 config=config(
                     zero_stage=zero_stage,

@@ -11,12 +11,14 @@ from ratchet.components.types import Batch, Read
 
 class Rows(nn.Module):
     """Module wrapped by DeepSpeed: one forward pass from a batch to the requested outputs, so that ZeRO's
-    hooks see a single call.
+    hooks see a single call. `trained` holds all parameters: `model`, the entry of the forward pass, and those
+    that an adapter keeps outside of it.
     """
 
-    def __init__(self, model: nn.Module, kind: str, stage: int) -> None:
+    def __init__(self, model: nn.Module, trained: nn.Module, kind: str, stage: int) -> None:
         super().__init__()
-        self.model, self.kind = model, kind
+        self.trained, self.kind = trained, kind
+        self.entry = (model,)  # not a second child: ZeRO-3 would add its hooks twice
         if stage == 3 and kind != "reward":
             from deepspeed import zero
 
@@ -26,4 +28,4 @@ class Rows(nn.Module):
                 zero.register_external_parameter(self, parameter)
 
     def forward(self, batch: Batch, outputs: frozenset[str | Read]) -> dict[str | Read, Tensor]:
-        return dict(model_outputs(self.model, self.kind, batch, outputs).by_name)
+        return dict(model_outputs(*self.entry, self.kind, batch, outputs).by_name)

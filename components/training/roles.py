@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
+from ratchet.components.inference.torch import tensors_digest
+from ratchet.components.models.layers import untie
 from ratchet.components.piece import build
 from ratchet.components.protocols import Memory
 from ratchet.components.training.loop import Named, pieces, prepare_groups, stateful_pieces
@@ -22,16 +24,18 @@ if TYPE_CHECKING:
 class Follower:
     """A model that follows another one by a reference update, such as an exponential moving average: the
     reference of a phase, or the target network of a role.
+
+    Its output layer is not tied to the embeddings, so that it can follow a model whose layer is not, such as
+    one under the adapter `steer`.
     """
 
     def __init__(self, engine: Any, follow: Callable[..., Mapping[str, Any]]) -> None:
         self.engine, self._follow = engine, follow
+        untie(engine.model)
 
     def follow(self, leader: Any) -> None:
         """One update towards the weights of the engine `leader`."""
-        self.engine.model.load_state_dict(
-            self._follow(self.engine.model.state_dict(), leader.model.state_dict())
-        )
+        self.restore(self._follow(self.engine.model.state_dict(), leader.model.state_dict()))
 
     def state(self) -> dict[str, Any]:
         """The weights, as CPU copies."""
@@ -42,6 +46,7 @@ class Follower:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.engine.model.load_state_dict(state)
+        self.engine.weights = tensors_digest(self.engine.model)
 
 
 @final

@@ -291,6 +291,17 @@ def test_a_checkpoint_is_read_by_any_number_of_ranks(models: dict[str, str], tmp
         same_weights(tmp_path / f"to_one_{stage}", tmp_path / "whole")
 
 
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_parameters_of_an_adapter_beside_the_model_are_trained(
+    models: dict[str, str], tmp_path: Path, stage: int
+) -> None:
+    options = {"adapter": {"name": "steer", "rank": 2, "scale": 1.0, "seed": 0}}
+    zero = {"zero_stage": stage}
+    theirs = work(job(models, tmp_path / "b", steps=4, **options), "torch")
+    alike(work(job(models, tmp_path / "a", steps=4, zero=zero, **options), "deepspeed"), theirs)
+    same_weights(tmp_path / "a", tmp_path / "b")
+
+
 def test_one_rank_equals_the_torch_learner(models: dict[str, str], tmp_path: Path) -> None:
     alike(
         work(job(models, tmp_path / "a", "dpo", zero={"zero_stage": 2}), "deepspeed"),

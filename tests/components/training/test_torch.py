@@ -10,12 +10,15 @@ import pytest
 import torch
 
 from ratchet.components.errors import TrainingError
+from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models.load import load_policy
 from ratchet.components.models.lora import merge_adapter
 from ratchet.components.models.tiny import train_tiny
 from ratchet.components.pieces.adapters.lora import lora
+from ratchet.components.pieces.adapters.steer import steer
 from ratchet.components.pieces.adapters.top_layers import top_layers
 from ratchet.components.training.packing import pack
+from ratchet.components.training.roles import Follower
 from ratchet.components.training.torch import TorchLearner, rate
 from ratchet.components.types import Batch, Group, Prompt, Trajectory
 
@@ -117,6 +120,26 @@ def test_only_adapter_parameters_are_trained(tiny: Path) -> None:
     update(learner)
     moved = {n for n, p in learner.model.named_parameters() if not torch.equal(p, before[n])}
     assert moved and all("layers.1." in n or n == "model.norm.weight" for n in moved)
+
+
+def test_a_tied_follower_takes_the_weights_of_an_untied_policy(tiny: Path) -> None:
+    """Under `steer` the policy's output layer is no longer its embedding; the follower's embedding stays."""
+    learner = TorchLearner(tiny, adapter=steer, learning_rate=3e-2)
+    for _ in range(3):
+        update(learner)
+    policy, reference = TorchEngine.following(learner), TorchEngine(tiny)
+    follower = Follower(reference, lambda own, theirs: theirs)
+    follower.follow(policy)
+    rows = [Group(Prompt("a", ()), (Trajectory((), {"tokens": [1, 20, 30, 2]}, [False, False, True, True]),))]
+    assert (
+        reference.score(rows, OUTPUTS)
+        == policy.score(rows, OUTPUTS)
+        != TorchEngine(tiny).score(rows, OUTPUTS)
+    )
+    assert reference.weights == policy.weights
+    again = Follower(TorchEngine(tiny), lambda own, theirs: theirs)
+    again.restore(follower.state())
+    assert again.engine.score(rows, OUTPUTS) == policy.score(rows, OUTPUTS)
 
 
 def test_gradient_checkpointing_changes_nothing(tiny: Path) -> None:
