@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
@@ -22,7 +24,7 @@ from transformers import (
 
 from ratchet.components.data.pins import base_address
 from ratchet.components.errors import SourceError
-from ratchet.components.models.lora import base_of, is_adapter, save_adapter
+from ratchet.components.models.lora import base_of, is_adapter, merge_adapter, save_adapter
 from ratchet.components.stages.fetch import fetch_model
 
 IDS = torch.tensor([[1, 2, 3, 4]])
@@ -121,6 +123,19 @@ def test_merged_adapter_equals_peft(base: Path, tmp_path: Path, options: dict[st
         )
     assert found["base"] == f"path:{base}" and (tmp_path / "work" / "product" / "tokenizer.json").is_file()
     assert type(ours.model.layers[0].self_attn.q_proj) is torch.nn.Linear
+
+
+def test_an_adapter_of_a_type_without_sdpa_is_merged(base: Path, tmp_path: Path) -> None:
+    """transformers has no scaled_dot_product_attention for Gemma 2 and gpt-oss."""
+    gemma = tmp_path / "gemma"
+    shutil.copytree(base, gemma)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = Gemma2Config(vocab_size=8, head_dim=8, num_key_value_heads=1, **sizes, pad_token_id=0)
+    Gemma2ForCausalLM(config).save_pretrained(gemma)
+    merge_adapter(adapter(gemma, tmp_path / "adapter"), gemma, tmp_path / "merged")
+    peft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(gemma), str(tmp_path / "adapter"))
+    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(ours(IDS).logits, peft(IDS).logits, rtol=1e-4, atol=1e-4)
 
 
 def test_merged_weights_equal_w_plus_scaled_ba(base: Path, tmp_path: Path) -> None:
