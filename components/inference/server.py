@@ -175,28 +175,21 @@ class Server:
 
     def _refresh(self) -> None:
         """Reload the weights in place while requests are paused, and reset the prefix cache."""
+        if (
+            self._get("/weight_info")["weight_version"] == self.weights
+            and not self._get("/is_paused")["is_paused"]
+        ):
+            return  # a paused server lost its client during an update
+        self._post("/pause?mode=wait", {})
         try:
-            if (
-                self._get("/weight_info")["weight_version"] == self.weights
-                and not self._get("/is_paused")["is_paused"]
-            ):
-                return  # a paused server lost its client during an update
-            self._post("/pause?mode=wait", {})
-            try:
-                self._post(
-                    "/collective_rpc",
-                    {"method": "reload_weights", "kwargs": {"weights_path": str(self.path)}},
-                )
-                self._post("/reset_prefix_cache", {})
-                self._post("/update_weight_version", {"new_version": self.weights})
-            finally:
-                self._post("/resume", {})
-        except FileNotFoundError as missing:
-            raise ServiceError(
-                f"the vLLM server at {self.url} cannot refresh its weights ({missing}); start it with "
-                "VLLM_SERVER_DEV_MODE=1 "
-                "(vLLM 0.32 or later) on a machine that sees the run's directory"
-            ) from None
+            self._post(
+                "/collective_rpc",
+                {"method": "reload_weights", "kwargs": {"weights_path": str(self.path)}},
+            )
+            self._post("/reset_prefix_cache", {})
+            self._post("/update_weight_version", {"new_version": self.weights})
+        finally:
+            self._post("/resume", {})
 
     def _start(self) -> None:
         if self.child is not None:
@@ -261,16 +254,17 @@ class Server:
         }
 
     def _call(self, request: urllib.request.Request) -> Any:
-        """The JSON reply. `ServerUnavailable` for transient failures, `FileNotFoundError` for 404,
-        `ServiceError` for permanent ones.
-        """
+        """The JSON reply. `ServerUnavailable` for transient failures, `ServiceError` for permanent ones."""
         try:
             with OPENER.open(request, timeout=self.options["wait_seconds"]) as reply:
                 body = reply.read()
         except urllib.error.HTTPError as error:
             body = error.read().decode(errors="replace")[:500]
             if error.code == 404:
-                raise FileNotFoundError(f"{request.selector}: not found") from None
+                raise ServiceError(
+                    f"the vLLM server at {self.url} has no {request.selector}; start vLLM 0.32 or later with "
+                    "--enable-scale-out, which takes token ids, and VLLM_SERVER_DEV_MODE=1, which loads weights"
+                ) from None
             if error.code in (408, 429, 502, 503, 504) or (
                 error.code == 500 and "collective_rpc" not in request.selector
             ):

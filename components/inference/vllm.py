@@ -186,7 +186,9 @@ class InProcess:
                 use_tqdm=False,
             )
         advance(len(rows))  # vLLM returns all answers at once
-        return [_answer(output) for output in outputs]
+        return [
+            _answer(output, one.get("logprobs") or 0) for output, one in zip(outputs, params, strict=True)
+        ]
 
     def close(self) -> None:
         """Shut the engine down and free its memory; the next `answer` starts another."""
@@ -229,7 +231,7 @@ def _end(engine: Any) -> None:
     cleanup_dist_env_and_memory()
 
 
-def _answer(output: Any) -> Answer:
+def _answer(output: Any, likeliest: int) -> Answer:
     completion = output.outputs[0]
     tokens = tuple(completion.token_ids)
     sampled = tuple(
@@ -239,16 +241,15 @@ def _answer(output: Any) -> Answer:
         0.0 if at is None else float(at[token].logprob)
         for at, token in zip(output.prompt_logprobs or (), output.prompt_token_ids, strict=False)
     ]
-    top = tuple(_best(at) for at in completion.logprobs or ())
+    top = tuple(_best(at, likeliest) for at in completion.logprobs or ())
     return Answer(tokens, sampled, tuple(given), top)
 
 
-def _best(at: Mapping[int, Any]) -> tuple[tuple[int, float], ...]:
-    """The likeliest tokens of a step with their log-probs, without the sampled one if it is not one of them:
-    vLLM returns it in addition.
+def _best(at: Mapping[int, Any], count: int) -> tuple[tuple[int, float], ...]:
+    """The `count` likeliest tokens of a step with their log-probs, without the sampled one if it is not one
+    of them: vLLM returns it in addition.
     """
     ranked = sorted((one.rank, token, float(one.logprob)) for token, one in at.items())
-    count = len(ranked) if ranked[-1][0] == len(ranked) else len(ranked) - 1
     return tuple((token, logprob) for _, token, logprob in ranked[:count])
 
 

@@ -132,9 +132,10 @@ def test_vllm_answer_is_cut_after_the_token_that_completes_a_stop_string(tiny: P
 
 def test_likeliest_tokens_of_vllm_exclude_a_sampled_token_of_lower_rank() -> None:
     one = namedtuple("one", "rank logprob")
-    at = {7: one(5, -4.0), 3: one(1, -0.1), 2: one(2, -2.0)}
-    assert _best(at) == ((3, -0.1), (2, -2.0))
-    assert _best({2: one(2, -2.0), 3: one(1, -0.1)}) == ((3, -0.1), (2, -2.0))
+    likeliest = {2: one(2, -2.0), 3: one(1, -0.1)}
+    for sampled in ({}, {7: one(5, -4.0)}, {7: one(3, -4.0)}):
+        assert _best({**likeliest, **sampled}, 2) == ((3, -0.1), (2, -2.0))
+    assert _best({3: one(1, -0.1)}, 0) == ()
 
 
 @pytest.mark.skipif(HERE, reason="vllm is installed here")
@@ -396,8 +397,11 @@ def test_unreachable_or_foreign_server_is_an_error(stand: Any, tiny: Path) -> No
     stand.troubles = [400]
     with pytest.raises(ServiceError, match=r"/inference/v1/generate: HTTP 400: .*why"):
         client(stand, tiny).answer(ROWS, ASKED)
+    stand.troubles = [404]
+    with pytest.raises(ServiceError, match=r"no /inference/v1/generate; .*--enable-scale-out"):
+        client(stand, tiny).answer(ROWS, ASKED)
     stand.frozen, stand.weights = True, "default"
-    with pytest.raises(ServiceError, match=r"VLLM_SERVER_DEV_MODE=1"):
+    with pytest.raises(ServiceError, match=r"no /collective_rpc; .*VLLM_SERVER_DEV_MODE=1"):
         client(stand, tiny).answer(ROWS, ASKED)
     gone = Server(profile(server="http://127.0.0.1:9", wait_seconds=0.2)["vllm"], rows=4)
     gone.load(tiny, "mine")
