@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ratchet.components.estimates.memory import PROCESS, Parts, trained, training
+from ratchet.components.estimates.memory import PROCESS, STATE, Parts, trained, training
 from ratchet.components.estimates.rates import Rates, adapter_key
 from ratchet.components.estimates.shape import Shape
 from ratchet.components.estimates.sizes import Sizes, Split, units
@@ -105,6 +105,8 @@ class StageCosts(Sizes):
     def reward(self, stage: Stage) -> Cost:
         options = stage.options
         split = self.split(options["data"], options["limit"], options["max_tokens"])
+        if options.get("also"):
+            split = split + self.split(options["also"], None, options["max_tokens"])
         cost = self.learned(stage, options["fit"], split, 2, self.reward_shape)
         validation = self.split(options["validation"], options["limit_validation"], options["max_tokens"])
         read = [validation, split] if options["linear_probe"] else [validation]
@@ -147,9 +149,8 @@ class StageCosts(Sizes):
                 stage, fit, self.split(section.data, section.limit, section.max_tokens), 2, self.shape
             )
         prompts, _, each = self.rollout_shape()
-        return self.learned(
-            stage, fit, Split(prompts, self.length()), self.chosen(fit["updates"], each), self.shape
-        )
+        groups = Split(prompts * self.rounds_kept(stage), self.length())
+        return self.learned(stage, fit, groups, self.chosen(fit["updates"], each), self.shape)
 
     def rollout(self, stage: Stage) -> Cost:
         prompts, answer, each = self.rollout_shape()
@@ -178,7 +179,7 @@ class StageCosts(Sizes):
 
     def select(self, stage: Stage) -> Cost:
         prompts, _, each = self.rollout_shape()
-        rows = prompts * self.chosen(self.phase.fit.updates, each)
+        rows = prompts * self.rounds_kept(stage) * self.chosen(self.phase.fit.updates, each)
         passes = self.passes(stage.options["prepare"])
         return Cost(
             stage,
@@ -190,16 +191,26 @@ class StageCosts(Sizes):
 
     def improve(self, stage: Stage) -> Cost:
         prompts, answer, each = self.rollout_shape()
-        options = stage.options
-        cost = self.learned(
-            stage, options["fit"], Split(prompts * options["rounds"], self.length()), each, self.shape
-        )
+        options, groups = stage.options, Split(prompts * stage.options["rounds"], self.length())
+        cost, *roles = [
+            self.learned(stage, one["fit"], groups, each, self.shape)
+            for one in (options, *options["roles"].values())
+        ]
         engine = self.sampled(prompts, answer, each)
         cost.memory = {
             **cost.memory,
+            "activations": max(one.memory["activations"] for one in (cost, *roles)),
+            "roles": sum(one.memory[part] for one in roles for part in STATE),
             "engine": sum(engine.values()) - engine["KV cache"] - engine["process"],
             "KV cache": engine["KV cache"],
+            "other models": self.other_models(stage),
         }
+        for one in roles:
+            cost.host, cost.disk, cost.learn = (
+                cost.host + one.host,
+                cost.disk + one.disk,
+                cost.learn + one.learn,
+            )
         rows = prompts * each * options["rounds"]
         cost.score = (
             rows * self.length() * self.passes([*options["annotate"], *options["prepare"]])

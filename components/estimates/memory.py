@@ -19,6 +19,8 @@ Parts = Mapping[str, float]
 CHUNK, CHUNK_BYTES = 256, 2**28  # positions of logits at a time on CPU, their bytes on a GPU (logprobs.py)
 PREFILL = 8192  # tokens that vLLM prefills at once
 PROCESS = 0.6e9  # python, torch and transformers before a model is loaded
+STATE = ("weights", "gradients", "optimiser", "output layer")
+"""Parts of the memory of training that a model takes throughout the stage."""
 RESERVE = 0.1  # share of a device: fragmentation, CUDA context, workspaces
 
 
@@ -68,8 +70,18 @@ def trained(shape: Shape, adapter: Mapping[str, Any]) -> tuple[int, int]:
         return shape.layers * adapter.get("rank", 16) * linear, shape.layers
     if adapter["name"] == "top_layers":
         layers = min(adapter.get("count", 1), shape.layers)
-        return layers * shape.layer + shape.hidden, layers
+        head = 0 if shape.tied else shape.vocabulary * shape.hidden
+        return layers * shape.layer + shape.hidden + head, layers
+    if adapter["name"] == "half":  # of the matrices and norms of every layer, and all outside the layers
+        return shape.parameters - shape.layers * shape.layer // 2, shape.layers
+    if adapter["name"] == "steer":  # after the last layer
+        return 2 * adapter.get("rank", 8) * shape.hidden, 0
     return shape.parameters, shape.layers
+
+
+def trains_output_layer(shape: Shape, adapter: Mapping[str, Any]) -> bool:
+    """Whether the output layer is trained; `top_layers` freezes the embeddings that it may be tied to."""
+    return adapter["name"] not in ("lora", "steer", *(["top_layers"] if shape.tied else []))
 
 
 def kept_activations(
@@ -128,19 +140,26 @@ def training(shape: Shape, adapter: Mapping[str, Any], layout: Layout, tokens: f
             shape, tokens, layers, bytes_each=layout.weight, checkpointing=layout.checkpointing
         )
         + logits(shape, chunk(shape, tokens, layout.weight)),
-        "output layer": _float_head(shape, layout.weight) * (2 if learns == shape.parameters else 1),
+        "output layer": _float_head(shape, layout.weight) * (2 if trains_output_layer(shape, adapter) else 1),
     }, host
 
 
 def cache(shape: Shape, *, prompt: float, answer: float, rows: float, each: int, bytes_each: int) -> float:
     """KV cache bytes for `rows` answers, `each` per prompt; a prompt is cached once."""
-    slots = 2 * -(-rows // max(each, 1)) if rows > each else 1
+    slots = min(rows, 2 * -(-rows // max(each, 1))) if rows > each else 1
     return 2 * shape.layers * shape.key_value * bytes_each * (slots * prompt + rows * answer)
 
 
 def inference_bytes(profile: Profile) -> int:
     """Bytes per weight in the torch engine: the profile's precision on a GPU, float32 on CPU."""
     return 2 if profile.precision == "bfloat16" and profile.hardware.memory_gb is not None else 4
+
+
+def sampling_bytes(profile: Profile) -> int:
+    """Bytes per weight in the engine that samples."""
+    if profile.engine == "vllm":
+        return 2 if profile.vllm.dtype != "float32" else 4
+    return inference_bytes(profile)
 
 
 def sampling(
@@ -151,7 +170,7 @@ def sampling(
     the answers to one prompt; the torch engine then scores on the same device.
     """
     if profile.engine == "vllm":
-        half, spread = 2 if profile.vllm.dtype != "float32" else 4, profile.vllm.tensor_parallel
+        half, spread = sampling_bytes(profile), profile.vllm.tensor_parallel
         least = cache(shape, prompt=prompt, answer=answer, rows=each, each=each, bytes_each=half) / spread
         return {
             "weights": half * shape.parameters / spread,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ratchet.components.estimates.memory import trained
+from ratchet.components.estimates.memory import sampling_bytes, trained
 from ratchet.components.estimates.shape import Shape
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.plain_values import plain
@@ -64,7 +64,7 @@ def stated_rates(recipe: Recipe, profile: Profile, shape: Shape, *, length: floa
         backward = 2 * shape.parameters * layers / shape.layers + 2 * learns
         learn[name] = work / (2 * shape.parameters * (2 if profile.gradient_checkpointing else 1) + backward)
     rows = profile.max_num_seqs
-    read = 2 * shape.parameters + rows * length * 4 * shape.layers * shape.key_value
+    read = sampling_bytes(profile) * (shape.parameters + rows * length * 2 * shape.layers * shape.key_value)
     return Rates(
         learn,
         devices * each * SCORING / (2 * shape.parameters),

@@ -19,6 +19,7 @@ from ratchet.components.estimates.shape import Shape
 from ratchet.components.piece import describe
 from ratchet.components.recipes.check_models import prompt_tokens
 from ratchet.components.recipes.phases import sections
+from ratchet.components.recipes.plan import Stage
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.schema import Recipe, Reward
 
@@ -36,6 +37,13 @@ class Split:
     def known(self) -> float:
         """The number of groups, 0 while it is unknown."""
         return 0 if math.isnan(self.groups) else self.groups
+
+    def __add__(self, other: Split) -> Split:
+        """Both data sets, with the mean length of all groups."""
+        groups = self.groups + other.groups
+        if math.isnan(groups):
+            return Split(groups, max(self.tokens, other.tokens))
+        return Split(groups, (self.groups * self.tokens + other.groups * other.tokens) / max(groups, 1))
 
 
 class Sizes:
@@ -98,6 +106,41 @@ class Sizes:
             **scoring(self.shape, self.profile, self.profile.tokens_per_microbatch),
             **({"reward models": float(read)} if read else {}),
         }
+
+    def rounds_kept(self, stage: Stage) -> int:
+        """Rounds whose groups a round trains on: with `keep_earlier`, those before it too."""
+        return stage.round or 1 if self.phase.keep_earlier else 1
+
+    def other_models(self, stage: Stage) -> float:
+        """Bytes of the models that an online phase in memory holds besides its learners and the policy's
+        engine: the engines and targets of its roles, the reference, reward models and others that its pieces
+        read.
+        """
+        options, names = stage.options, {"reference"} if stage.options["watch"].get("kl_prompts") else set()
+        slots = {"annotate": "annotate", "prepare": "annotate", "fresh": "annotate", "select": "select"}
+        for section in (options, *options["roles"].values()):
+            for key, slot in slots.items():
+                names |= self.read(slot, section.get(key, ()))
+        if moves := options["reference"] != "initial":
+            names |= {"reference"}
+        elif options["fit"]["adapter"]["name"] == "lora":  # the policy with its adapter disabled
+            names -= {"reference"}
+        names |= self.read("rollout", [options["rollout"]])
+        names &= {*stage.inputs} - {"policy", *options["roles"]}
+        targets = sum(role["target"] is not None for role in options["roles"].values())
+        exact = 4.0 * self.shape.parameters * (targets + moves)  # in float32, as updates are small
+        rewards = names & {*self.trained}
+        loaded = len(options["roles"]) + len(names - rewards) - moves
+        engine = scoring(self.shape, self.profile, 0)
+        return (
+            exact
+            + loaded * (engine["weights"] + engine["output layer"])
+            + len(rewards) * float(inference_bytes(self.profile) * self.reward_shape.parameters)
+        )
+
+    def read(self, slot: str, specs: Sequence[Mapping[str, Any]]) -> set[str]:
+        """Names of the models that pieces read."""
+        return {model for spec in specs for model in describe(slot, spec["name"]).named("models", spec)}
 
     def passes(self, specs: Sequence[Mapping[str, Any]]) -> float:
         """Forward passes of the full model that these annotators make: one per model used; reward models

@@ -262,8 +262,8 @@ class Server:
             body = error.read().decode(errors="replace")[:500]
             if error.code == 404:
                 raise ServiceError(
-                    f"the vLLM server at {self.url} has no {request.selector}; start vLLM 0.32 or later with "
-                    "--enable-scale-out, which takes token ids, and VLLM_SERVER_DEV_MODE=1, which loads weights"
+                    f"the vLLM server at {self.url} has no {request.selector}; start vLLM 0.32 or later "
+                    "with --enable-scale-out (takes token ids) and VLLM_SERVER_DEV_MODE=1 (loads weights)"
                 ) from None
             if error.code in (408, 429, 502, 503, 504) or (
                 error.code == 500 and "collective_rpc" not in request.selector

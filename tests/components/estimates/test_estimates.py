@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from ratchet.components.errors import RecipeError
 from ratchet.components.estimates.capacity import check_capacity
 from ratchet.components.estimates.costs import estimate
-from ratchet.components.estimates.memory import Layout, kept_activations, trained, training
+from ratchet.components.estimates.memory import Layout, cache, kept_activations, trained, training
 from ratchet.components.estimates.rates import Rates, adapter_key, engine_devices, stated_rates
 from ratchet.components.estimates.shape import Shape, count, read_shape, shape_of, tiny_shape
 from ratchet.components.estimates.sizes import Split
@@ -32,13 +33,13 @@ CONFIG = {
 }
 
 
-def real_model():
+def real_model(sizes: dict = CONFIG):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from ratchet.components.models.attention import register
 
     register()
-    model = LlamaForCausalLM(LlamaConfig(**CONFIG, attn_implementation="sdpa"))
+    model = LlamaForCausalLM(LlamaConfig(**sizes, attn_implementation="sdpa"))
     return model
 
 
@@ -54,16 +55,83 @@ def test_parameters_are_those_of_transformers(tmp_path: Path) -> None:
     assert sum(count(file) for file in tmp_path.glob("*.safetensors")) == shape.parameters
 
 
+@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
-    "adapter", [{"name": "full"}, {"name": "top_layers", "count": 2}, {"name": "lora", "rank": 8}]
+    "adapter",
+    [
+        {"name": "full"},
+        {"name": "top_layers", "count": 2},
+        {"name": "lora", "rank": 8},
+        {"name": "steer", "rank": 4},
+    ],
 )
-def test_trainable_parameters_equal_the_adapters(adapter: dict) -> None:
+def test_trainable_parameters_equal_the_adapters(adapter: dict, tied: bool) -> None:
     from ratchet.components.piece import build
 
-    model = build("adapter", adapter)(real_model())
-    assert trained(read_shape(CONFIG, "here"), adapter)[0] == sum(
+    sizes = {**CONFIG, "tie_word_embeddings": tied}
+    model = build("adapter", adapter)(real_model(sizes))
+    assert trained(read_shape(sizes, "here"), adapter)[0] == sum(
         p.numel() for p in model.parameters() if p.requires_grad
     )
+
+
+def test_half_trains_half_of_the_layers_and_all_around_them() -> None:
+    """Exactly so where all matrices of a kind have one size: with as many key as query heads."""
+    from ratchet.components.piece import build
+
+    sizes = {**CONFIG, "num_key_value_heads": 6}
+    model = build("adapter", {"name": "half"})(real_model(sizes))
+    layer = 4 * 192 * 192 + 3 * 192 * 512 + 2 * 192
+    assert (
+        trained(read_shape(sizes, "here"), {"name": "half"})[0]
+        == sum(p.numel() for p in model.parameters() if p.requires_grad)
+        == 3 * layer + 640 * 192 + 192
+    )
+
+
+def test_a_prompt_is_cached_once_or_once_a_row() -> None:
+    """Two layers of 8 keys and 8 values of 4 bytes. 64 rows of one answer have 64 prompts, not 128; 64 rows
+    of four answers have 16 prompts, and as many that wait.
+    """
+    shape = Shape(2, 8, 1, 1, 8, 8, 8, True)
+    sizes = [cache(shape, prompt=100, answer=10, rows=64, each=each, bytes_each=4) for each in (1, 4)]
+    assert sizes == [2 * 2 * 8 * 4 * (64 * 100 + 640), 2 * 2 * 8 * 4 * (32 * 100 + 640)]
+
+
+def test_every_model_of_on_policy_steps_is_counted() -> None:
+    """On profile gpu: weights and gradients of 2 bytes, AdamW with float32 weights of 12, a float32 output
+    layer with its gradient; engines of 2 bytes with a float32 output layer; what follows slowly in 4 bytes.
+    """
+    updates = {"other": [{"name": "reinforce", "reduce": "row_sum"}]}
+    role: dict = {"other": {"fit": {"updates": updates}}}
+    head, size = 4 * SMOL.vocabulary * SMOL.hidden, SMOL.parameters
+
+    def memory(*overrides: str) -> dict[str, float]:
+        recipe, profile = load("rloo", profile="gpu", overrides=list(overrides))
+        costs = estimate(recipe, profile, plan(recipe, profile), SMOL, {}, None)
+        return dict(next(cost for cost in costs if cost.stage.does == "improve").memory)
+
+    plain = memory()
+    assert plain["roles"] == plain["other models"] == 0
+    two = memory(f"online.roles={json.dumps(role)}")
+    assert (two["roles"], two["other models"]) == (16 * size + 2 * head, 2 * size + head)
+    assert two["activations"] == plain["activations"]
+    role["other"]["target"] = {"name": "ema"}
+    assert memory(f"online.roles={json.dumps(role)}")["other models"] == 6 * size + head
+    kl = "online.watch.kl_prompts=4"
+    assert memory(kl)["other models"] == 2 * size + head
+    assert memory(kl, "online.reference={name: ema}")["other models"] == 4 * size
+    assert memory(kl, "online.fit.adapter={name: lora}")["other models"] == 0, "its adapter is disabled"
+
+
+def test_kept_groups_of_earlier_rounds_are_trained_on_again() -> None:
+    recipe, profile = load("chat", profile="test", overrides=["online.keep_earlier=true"])
+    stages = plan(recipe, profile)
+    costs = {
+        c.stage.name: c for c in estimate(recipe, profile, stages, SMOL, {"prompts": Split(600, 50.0)}, None)
+    }
+    assert costs["optimise_3"].learn == 3 * costs["optimise_1"].learn
+    assert costs["select_3"].score == 3 * costs["select_1"].score
 
 
 def test_activations_equal_tensors_saved_by_autograd(tiny_model: Path) -> None:
@@ -312,6 +380,19 @@ def test_published_8b_setup_fits(profile: str) -> None:
     costs = estimate(recipe, chosen, plan(recipe, chosen), shape, {}, rates)
     check_capacity(chosen, costs, (1e9, 1e9))  # what the profile states counts, not this machine
     assert all(c.seconds > 0 for c in costs if c.learn or c.sample)
+
+
+def test_decoding_reads_weights_and_cache_in_the_engines_precision() -> None:
+    rates = []
+    for precision in ("float32", "bfloat16"):
+        recipe, profile = load("rloo", profile="gpu")
+        profile = replace(profile, engine="torch", precision=precision)
+        rates.append(stated_rates(recipe, profile, LLAMA_8B, length=512))
+    assert rates[1].sample == pytest.approx(2 * rates[0].sample)
+
+
+def test_a_second_set_of_pairs_is_trained_on_too() -> None:
+    assert Split(100, 30.0) + Split(300, 50.0) == Split(400, 45.0)
 
 
 def test_training_and_sampling_are_divided_by_the_devices_of_all_machines() -> None:
