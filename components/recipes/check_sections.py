@@ -93,9 +93,8 @@ def _gives(value_head: bool) -> frozenset[str]:
     return OUTPUTS["policy_with_value" if value_head else "policy"]
 
 
-<<<<<<< HEAD
-def _check_step_keys(online: Online, where: str) -> None:
-    """Keys that only one `cadence` has."""
+def _check_cadence_keys(online: Online, where: str) -> None:
+    """Keys that only one of the cadences has."""
     if online.cadence == "step":
         for at, fit in {
             where: online.fit,
@@ -105,17 +104,13 @@ def _check_step_keys(online: Online, where: str) -> None:
                 raise RecipeError(
                     f"{at}.fit.max_steps: got {fit.max_steps} with `cadence: step`, which ends after "
                     f"{where}.rounds; set it to null, and fewer rounds or a larger batch"
-=======
-def _check_cadence_keys(online: Online, where: str) -> None:
-    """Keys that only one of the cadences has."""
-    if online.cadence == "step":
+                )
         for key, neutral in (("sample_from", "current"), ("keep_earlier", False)):
             if (value := getattr(online, key)) != neutral:
                 raise RecipeError(
                     f"{where}.{key}: got {json.dumps(value)} with `cadence: step`, which samples from the "
                     "current policy and trains on the groups of each step once; expected "
                     f"{json.dumps(neutral)}, or `cadence: round`"
->>>>>>> a316c9fe (Refuse sample_from: initial and keep_earlier with cadence step, which ignored them)
                 )
         return
     for key, neutral in (("value_head", False), ("roles", {}), ("fresh", ()), ("start", 1)):

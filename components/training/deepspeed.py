@@ -76,9 +76,9 @@ class DeepSpeedLearner:
         self.kind, self.path, self.adapter, self.stage = kind, Path(model_path), adapter, zero_stage
         self.tokenizer = load_tokenizer(model_path)
         self.model, self.trained = self._load()
+        self.checkpointing = gradient_checkpointing
         if gradient_checkpointing:
             language_model(self.model).gradient_checkpointing_enable({"use_reentrant": False})
-            self.model.train()  # transformers checkpoints only in training mode; all dropout is 0
         named = {n: p for n, p in self.trained.named_parameters() if p.requires_grad}
         if not named:
             raise TrainingError("no trainable parameters: the adapter froze every parameter")
@@ -141,6 +141,8 @@ class DeepSpeedLearner:
         """Forward pass; see `ratchet.components.models.forward.model_outputs`. Outputs are float32 on the
         CPU.
         """
+        # transformers checkpoints in training mode only; all dropout is 0
+        self.model.train(self.checkpointing and torch.is_grad_enabled())
         return Outputs({name: values.float().cpu() for name, values in self.engine(batch, outputs).items()})
 
     def backward(self, loss: Tensor) -> None:

@@ -42,8 +42,9 @@ def without_dropout(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0  # pyright: ignore[reportArgumentType]
+        for name, value in [*vars(module).items()]:  # probabilities that a module applies itself
+            if isinstance(value, float) and ("dropout" in name or "layerdrop" in name):
+                setattr(module, name, 0.0)
     return model
 
 

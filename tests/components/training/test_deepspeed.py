@@ -370,6 +370,28 @@ def test_gradient_checkpointing_of_a_mean_pooled_reward_model_changes_nothing(
     assert norms[0] > 0 and norms[1] == pytest.approx(norms[0], rel=1e-5)
 
 
+@pytest.mark.parametrize("where", ["torch", "deepspeed"])
+def test_no_forward_pass_has_dropout(models: dict[str, str], tmp_path: Path, where: str) -> None:
+    """OPT computes dropout by a number of its decoder, not by a module."""
+    import torch
+    from transformers import OPTConfig, OPTForCausalLM
+
+    tokenizer = load_tokenizer(models["policy"])
+    sizes = dict(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, num_hidden_layers=2)
+    sizes |= dict(hidden_size=32, word_embed_proj_dim=32, ffn_dim=32, num_attention_heads=2)
+    config = OPTConfig(**sizes)
+    save_model(OPTForCausalLM(config), tokenizer, tmp_path)
+    assert config.dropout == 0.1
+    options = {"gradient_checkpointing": True}
+    learner = learner_of({"model": tmp_path, "objective": "sft", "options": options}, where)
+    batch, ask = pack(groups("sft"), unit="row", tokens=9999)[0], frozenset({"logprobs"})
+    passes = [learner(batch, ask).logprobs.detach() for _ in range(2)]
+    with torch.no_grad():
+        passes.append(learner(batch, ask).logprobs)
+    for other in passes[1:]:
+        torch.testing.assert_close(other, passes[0], atol=1e-5, rtol=0)
+
+
 def test_bfloat16_needs_hardware_support(models: dict[str, str], tmp_path: Path) -> None:
     from ratchet.components.models.products import has_bfloat16
 
