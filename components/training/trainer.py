@@ -121,7 +121,7 @@ def _summary(state: Mapping[str, Any], planned: int) -> dict[str, Any]:
     return {
         "steps": state["step"],
         "steps_planned": planned,
-        "stopped_early": state["stopped"],
+        "stopped_early": state["stopped"] and state["step"] < planned,
         "best_step": state["best_step"] or state["step"],
         "best_validation_loss": state["best"],
         "trainable_tokens": state["tokens"],

@@ -79,7 +79,7 @@ def fitted(folder: Path, **options: Any) -> tuple[Overfitting, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("patience", "stopped", "steps"), [(1, True, 8), (2, True, 10), (0, False, 20), (9, False, 20)]
+    ("patience", "stopped", "steps"), [(1, True, 8), (2, True, 10), (0, False, 20), (7, False, 20)]
 )
 def test_early_stopping_on_rising_validation_loss(
     tmp_path: Path, patience: int, stopped: bool, steps: int
