@@ -40,9 +40,8 @@ class Flow:
             description = describe(kind, spec["name"])
             if description.compares and self.answers < 2:
                 raise RecipeError(
-                    f"{where}: {spec['name']!r} compares answers to one prompt, but each prompt has a "
-                    "single answer; expected "
-                    "responses_per_prompt of 2 or more, and no earlier selector that keeps a single answer"
+                    f"{where}: {spec['name']!r} compares answers to one prompt, but each prompt has a single "
+                    "answer; expected responses_per_prompt of 2 or more, no earlier selector that keeps one"
                 )
             if description.makes:
                 self.pairs = description.makes == "pairs"
@@ -93,32 +92,27 @@ def _gives(value_head: bool) -> frozenset[str]:
     return OUTPUTS["policy_with_value" if value_head else "policy"]
 
 
+ONLY = {
+    "step": (("value_head", False), ("roles", {}), ("fresh", ()), ("start", 1)),
+    "round": (("sample_from", "current"), ("keep_earlier", False)),
+}
+"""Keys that only one cadence has, with the values that say nothing."""
+
+
 def _check_cadence_keys(online: Online, where: str) -> None:
-    """Keys that only one of the cadences has."""
-    if online.cadence == "step":
-        for at, fit in {
-            where: online.fit,
-            **{f"{where}.roles.{name}": role.fit for name, role in online.roles.items()},
-        }.items():
-            if fit.max_steps is not None:
-                raise RecipeError(
-                    f"{at}.fit.max_steps: got {fit.max_steps} with `cadence: step`, which ends after "
-                    f"{where}.rounds; set it to null, and fewer rounds or a larger batch"
-                )
-        for key, neutral in (("sample_from", "current"), ("keep_earlier", False)):
-            if (value := getattr(online, key)) != neutral:
-                raise RecipeError(
-                    f"{where}.{key}: got {json.dumps(value)} with `cadence: step`, which samples from the "
-                    "current policy and trains on the groups of each step once; expected "
-                    f"{json.dumps(neutral)}, or `cadence: round`"
-                )
-        return
-    for key, neutral in (("value_head", False), ("roles", {}), ("fresh", ()), ("start", 1)):
+    other = "round" if online.cadence == "step" else "step"
+    for key, neutral in ONLY[other]:
         if (value := getattr(online, key)) != neutral and value:
             raise RecipeError(
                 f"{where}.{key}: got {json.dumps(sorted(value) if key == 'roles' else value)} with "
-                "`cadence: round`; expected `cadence: step`, which trains further roles and value heads and "
-                "reads columns computed before each update"
+                f"`cadence: {online.cadence}`; expected `cadence: {other}`, which alone has this key"
+            )
+    fits = {where: online.fit} | {f"{where}.roles.{name}": role.fit for name, role in online.roles.items()}
+    for at, fit in fits.items() if online.cadence == "step" else ():
+        if fit.max_steps is not None:
+            raise RecipeError(
+                f"{at}.fit.max_steps: got {fit.max_steps} with `cadence: step`, which ends after "
+                f"{where}.rounds; set it to null, and fewer rounds or a larger batch"
             )
 
 
@@ -206,9 +200,8 @@ def _check_sampling(online: Online, where: str) -> None:
             if "logprobs.sampled" not in description.named("reads", spec) and "weight_column" not in spec:
                 raise RecipeError(
                     f"{where}.{name}: got {str(value).lower()} with the policy gradient {spec['name']!r}, "
-                    "which assumes on-policy answers; "
-                    "use an objective with importance ratios to the sampler ({name: clip, old: "
-                    "sampled}), or one for arbitrary answers "
+                    "which assumes on-policy answers; use an objective with importance ratios to the "
+                    "sampler ({name: clip, old: sampled}), or one for arbitrary answers "
                     f"({objectives_of_pairs()})"
                 )
 
@@ -254,8 +247,7 @@ def _check_watched(online: Online, where: str) -> None:
     if "kl" in online.health and not online.watch.kl_prompts:
         raise RecipeError(
             f"{where}.health.kl: the KL is not measured; set the number of prompts in "
-            f"{where}.watch.kl_prompts, "
-            "or the rule to null"
+            f"{where}.watch.kl_prompts, or the rule to null"
         )
 
 
