@@ -15,8 +15,8 @@ class SingleModelEngine:
     def __init__(self, profile: Mapping[str, Any]) -> None:
         self._profile, self._engine, self._path = profile, None, Path()
 
-    def with_weights(self, path: Path) -> Any:
-        """The engine, loaded with the weights of this directory. Every call returns the same object, so earlier
+    def loaded(self, path: Path) -> Any:
+        """The engine, with the weights of this directory. Every call returns the same object, so earlier
         references have the new weights too.
         """
         if self._engine is None:

@@ -125,11 +125,11 @@ def score(
         numbers[arm] = describe_answers(groups, encoder)
         replies = held_out[splits[arm]][: options["perplexity_rows"]]
         if any(group.trajectories for group in replies):
-            human[arm] = human_logprobs(engine.with_weights(path), replies)
+            human[arm] = human_logprobs(engine.loaded(path), replies)
             numbers[arm]["perplexity"] = perplexity(*human[arm])
         own = LazyMapping(
-            policy=lambda path=path: engine.with_weights(path),
-            base=lambda: base.with_weights(job.path("base")),
+            policy=lambda path=path: engine.loaded(path),
+            base=lambda: base.loaded(job.path("base")),
         )
         ctx = Context(models=Overlay(context.models, own), seed=options["seed"])
         scores[arm] = scores_of(groups, options["metrics"], ctx, gold)
@@ -140,14 +140,12 @@ def score(
             scores[arm] |= more
     full, unscored = settled(scores)
     own = {
-        "base": lambda: base.with_weights(job.path("base")),
+        "base": lambda: base.loaded(job.path("base")),
         **({"encoder": lambda: encoder} if encoder else {}),
     }
     contexts = {
         arm: Context(
-            models=Overlay(
-                context.models, LazyMapping(**own, policy=functools.partial(engine.with_weights, path))
-            )
+            models=Overlay(context.models, LazyMapping(**own, policy=functools.partial(engine.loaded, path)))
         )
         for arm in answers
         for path in [job.path(options["arms"][arm]["model"])]
@@ -173,7 +171,7 @@ def compare(
     comparable = "initial" in scored.contrasts[final] and same_tokens(job, final, "initial")
     if comparable and has_logprobs(scored.answers[final]):
         engine = SingleModelEngine(scoring_profile(options["profile"]))
-        reference = engine.with_weights(job.path(options["arms"]["initial"]["model"]))
+        reference = engine.loaded(job.path(options["arms"]["initial"]["model"]))
         metrics["kl_to_sft"] = kl_to(reference, scored.answers[final])
     summarise(results, scored)
     if comparable and final in human:

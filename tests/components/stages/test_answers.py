@@ -231,7 +231,7 @@ def test_one_engine_holds_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(engines, "sharded_engine", make)
     one = SingleModelEngine({})
-    own = LazyMapping(a=lambda: one.with_weights(Path("a")), b=lambda: one.with_weights(Path("b")))
+    own = LazyMapping(a=lambda: one.loaded(Path("a")), b=lambda: one.loaded(Path("b")))
     assert "a" in own and "c" not in own and set(own) == {"a", "b"} and loaded == []
     assert own["a"] is own["a"] is own["b"]
     assert loaded == ["load a", "reload b"]

@@ -90,8 +90,8 @@ def test_prompts_without_replies_have_no_perplexity(tmp_path: Path) -> None:
 def test_perplexities_are_compared_only_on_the_same_tokens(
     vocabulary: str, compared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("contrast", "summarise", "describe_quality", "kl_to", "OneEngine"):
-        monkeypatch.setattr(evaluate, name, lambda *_, **__: SimpleNamespace(of=lambda path: None))
+    for name in ("contrast", "summarise", "describe_quality", "kl_to", "SingleModelEngine"):
+        monkeypatch.setattr(evaluate, name, lambda *_, **__: SimpleNamespace(loaded=lambda path: None))
 
     def answers(vocabulary: str) -> SimpleNamespace:
         return SimpleNamespace(meta={"contract": {"vocabulary": vocabulary, "template": "t"}})
