@@ -26,7 +26,7 @@ def check_independent(recipe: Recipe) -> None:
     if recipe.register is None or recipe.evaluate is None:
         return
     score, gates = recipe.register.champion.score, recipe.register.gates
-    for name, (model, metrics) in _learned(recipe).items():
+    for name, (model, metrics) in learned_scores(recipe).items():
         names = re.compile(rf"({metrics})(\.\w+)?")
         wrong = [
             f"gates.{gate}"
@@ -43,7 +43,7 @@ def check_independent(recipe: Recipe) -> None:
             )
 
 
-def _learned(recipe: Recipe) -> dict[str, tuple[str, str]]:
+def learned_scores(recipe: Recipe) -> dict[str, tuple[str, str]]:
     """By name the scores, measures and reports of the evaluation that show what an optimised reward model
     says and nothing that it does not: the model, and a pattern of the metrics that come of it. A measure such
     as the accuracy of the reward model reads a verifier too, and is none of these.

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ratchet.components.errors import ContractError, DataError, StoreError
+from ratchet.components.errors import ContractError, DataError, RecipeError, StoreError
 from ratchet.components.evaluation.bootstrap import enough
 from ratchet.components.evaluation.verdicts import spent
+from ratchet.components.recipes.check_independent import learned_scores
+from ratchet.components.recipes.recipe import reread
 from ratchet.components.recipes.schema_evaluation import Champion
 from ratchet.tasks.process.locks import registry_lock
 from ratchet.tasks.registry.registry import ROLLED_BACK, ensure_files, move_alias
@@ -87,7 +89,9 @@ def against_champion(
         lineages = [saved_lineage(v, home=home) or {} for v in (challenger, best)]
         mine, theirs = (whole.get("results") or {} for whole in lineages)
         rule = rule or _rule(lineages[0])
-        score = rule.score or next((s for s in shared_scores(mine, theirs) if s != "length"), "gold")
+        known = shared_scores(mine, theirs)
+        apart = {"length", *_optimised(lineages[0], known)}
+        score = rule.score or next((one for one in known if one not in apart), "gold")
         if why_not := why_not_comparable(mine, theirs, score):
             return Comparison(best.version, score, why_not=why_not)
         tag = f"{COMPARED}{best.version}.{score}"
@@ -174,6 +178,18 @@ def _rule(lineage: Mapping[str, Any]) -> Champion:
     """The comparison settings in a version's recipe, or the defaults."""
     resolved = yaml.safe_load(lineage.get("resolved") or "") or {}
     return Champion(**(resolved.get("recipe", {}).get("register") or {}).get("champion", {}))
+
+
+def _optimised(lineage: Mapping[str, Any], scores: Sequence[str]) -> set[str]:
+    """Scores that the version was optimised for, which must not decide that it is better: those of its
+    recipe's reward models. If its recipe cannot be read any more, all but the gold measure.
+    """
+    if not lineage.get("resolved"):
+        return set()
+    try:
+        return set(learned_scores(reread(lineage["resolved"])[0]))
+    except RecipeError:
+        return set(scores) - {"gold"}
 
 
 def _refuse(name: str, number: str, against: list[str]) -> None:

@@ -224,6 +224,20 @@ def test_comparable_gives_the_reason():
     )  # of the prompts both answered
 
 
+def test_the_reward_that_training_raised_does_not_decide(version, home, tmp_path):
+    """Without a score in the recipe, the first one that the run did not optimise decides."""
+    resolved = dump(*load("online_dpo", profile="test"))
+    raised = {"reward.reward_model": [9.0] * 60, "style": [0.0, 1.0] * 30}
+    lowest = {"reward.reward_model": [0.0] * 60, "style": [0.0, 1.0] * 30}
+    same = {"scorers": {"reward.reward_model": "r", "style": "s"}, "resolved": resolved}
+    assert promote(tmp_path.name, version("first", per_prompt=lowest, **same), PASSED, home=home)
+    found = against_champion(tmp_path.name, version("second", per_prompt=raised, **same), home=home)
+    assert found is not None and found.score == "style" and not found.better
+    unreadable = version("third", per_prompt=raised, **same | {"resolved": "recipe: {}\nprofile: {}\n"})
+    found = against_champion(tmp_path.name, unreadable, home=home)
+    assert found is not None and "has no gold" in found.why_not
+
+
 def test_few_prompts_do_not_promote(version, home, tmp_path):
     assert promote(tmp_path.name, version("first"), PASSED, home=home)
     few = version("few", lift=9.0, per_prompt={"gold": [99.0] * 4})
