@@ -75,7 +75,7 @@ class Champion:
     better, over any number of challengers.
     """
 
-    score: str | None = None  # null: the gold measure, else the first shared reward
+    score: str | None = None  # null: gold, else the first shared score that training did not raise
     alpha: OpenShare = 0.05  # error rate over all challengers
 
 

@@ -99,17 +99,20 @@ def _online(online: Online, count: int) -> Online:
     by_round = {
         number: _change(change) for number, change in online.by_round.items() if int(number) <= rounds
     }
+    ended_by_rounds = {"max_steps": None} if online.cadence == "step" else {}
     return replace(
         online,
         rounds=rounds,
         prompts_per_round=prompts,
         start=min(online.start, rounds),
         roles={
-            name: replace(role, start=min(role.start, rounds), fit=_fit(role.fit, count))
+            name: replace(
+                role, start=min(role.start, rounds), fit=replace(_fit(role.fit, count), **ended_by_rounds)
+            )
             for name, role in online.roles.items()
         },
         by_round=by_round,
-        fit=replace(online.fit, max_steps=None if online.cadence == "step" else online.fit.max_steps),
+        fit=replace(online.fit, **ended_by_rounds),
         watch=replace(online.watch, kl_prompts=min(online.watch.kl_prompts, prompts)),
         health={name: replace(rule, action="warn") for name, rule in online.health.items()},
     )

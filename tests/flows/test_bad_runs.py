@@ -212,6 +212,7 @@ OVERFLOWS = """
 sft:
   fit:
     save_every: 1
+    validate_every: 0
     batch: 8
     updates: {policy: [{name: likelihood, reduce: token_mean, weight: {name: anneal, start: 1.0, end: 1.0e+60, steps: 2}}]}
 """  # noqa: E501

@@ -68,7 +68,7 @@ def test_pieces_without_a_slot_are_the_slots_with_their_numbers() -> None:
 def test_pieces_of_a_slot_have_their_options_with_defaults() -> None:
     shown = CliRunner().invoke(app, ["recipes", "pieces", "adapter"], catch_exceptions=False).output
     assert "lora: W + (alpha / rank) B A on every linear layer" in shown
-    assert "    rank: Count = 16, alpha: Positive = 32.0, dropout: BelowOne = 0.0" in shown
+    assert "    rank: Count = 16, alpha: Positive = 32.0, dora: Bool = False" in shown
     assert "full: The model with all parameters trainable.\nhalf: " in shown, "a piece without options"
     assert "target: Positive (required), initial: NotNegative = 0.2" in list(lines_of("schedule"))[1]
     rows = json.loads(CliRunner().invoke(app, ["recipes", "pieces", "objective", "--json"]).output)

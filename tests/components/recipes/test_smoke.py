@@ -71,7 +71,7 @@ def test_changes_of_a_round_and_further_roles_are_reduced_too():
     main = (load("wsrl", limit=8)[0].phases or {})["main"]
     assert isinstance(main, Online)
     (critic,) = main.roles.values()
-    assert critic.fit.batch <= 8 and critic.fit.max_steps == 1
+    assert critic.fit.batch <= 8 and critic.fit.max_steps is None
 
 
 def test_the_longest_name_has_room_for_its_ending():
