@@ -70,7 +70,7 @@ def test_pieces_of_a_slot_have_their_options_with_defaults() -> None:
     assert "lora: W + (alpha / rank) B A on every linear layer" in shown
     assert "    rank: Count = 16, alpha: Positive = 32.0, dora: Bool = False" in shown
     assert "full: The model with all parameters trainable.\nhalf: " in shown, "a piece without options"
-    assert "target: Positive (required), initial: NotNegative = 0.2" in list(lines_of("schedule"))[1]
+    assert "target: Positive (required), initial: Positive = 0.2" in list(lines_of("schedule"))[1]
     rows = json.loads(CliRunner().invoke(app, ["recipes", "pieces", "objective", "--json"]).output)
     assert rows["clip"]["options"]["low"] == {"type": "Share", "default": 0.2}
 
