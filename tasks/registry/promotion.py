@@ -5,7 +5,7 @@ A challenger must beat the champion on the same held-out prompts. With many chal
 chance, so the error rate is divided among them (alpha-spending): the k-th is tested at alpha / (k (k + 1)),
 with the recipe's alpha (`register.champion`). These sum to alpha, so by the union bound the probability that
 a champion is ever replaced by a model that is not better is below alpha (Foster & Stine, 2008; Tian & Ramdas,
-arXiv:1910.04900). Every comparison is recorded as a tag on the challenger, and counted from there.
+arXiv:1910.04900). Every comparison is recorded as a tag on the challenger, and their number on the champion.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from ratchet.tasks.tracking.results import paired_difference, shared_scores, why
 from ratchet.tasks.tracking.server import service
 
 COMPARED = "comparison."  # tag: comparison.<champion's version>.<score>
+COUNT = "comparisons"  # tag of a champion: how many comparisons it had
 MOST_RESAMPLES = 2_000_000
 
 
@@ -97,7 +98,8 @@ def against_champion(
         tag = f"{COMPARED}{best.version}.{score}"
         before = json.loads(challenger.tags.get(tag, "{}"))
         earlier = [t for v in versions for t in v.tags if t.startswith(f"{COMPARED}{best.version}.")]
-        met = before.get("number") or 1 + len(earlier)
+        counted = max(len(earlier), int(best.tags.get(COUNT, 0)))  # a deleted challenger stays counted
+        met = before.get("number") or 1 + counted
         share = spent(met, rule.alpha)
         # at least forty resamples in each tail
         resamples = min(MOST_RESAMPLES, max(10_000, math.ceil(80 / share)))
@@ -106,6 +108,7 @@ def against_champion(
             found = Comparison(best.version, score, met, 1 - share, **interval)
         except DataError as error:  # keep the registration
             return Comparison(best.version, score, why_not=str(error))
+        mlflow.set_model_version_tag(name, best.version, COUNT, str(max(met, counted)))
         mlflow.set_model_version_tag(name, number, tag, json.dumps(asdict(found)))
         return found
 

@@ -129,6 +129,18 @@ def test_recipe_sets_score_and_error_rate_of_the_comparison(version, home, tmp_p
     assert comparison is not None and comparison.better and comparison.level == 1 - spent(2, 0.01)
 
 
+def test_deleting_a_challenger_gives_no_further_chance(version, home, tmp_path):
+    name, first = tmp_path.name, version("first")
+    assert promote(name, first, PASSED, home=home)
+    lost = version("lost", lift=-0.5)
+    assert against_champion(name, lost, home=home)
+    client(home).delete_model_version(name, lost)
+    again = version("again", lift=-0.5)
+    for _ in range(2):
+        found = against_champion(name, again, home=home)
+        assert found is not None and found.number == 2 and found.level == 1 - spent(2)
+
+
 def test_champion_options_are_validated_and_change_only_the_report():
     for wrong, message in (
         ("{alpha: 0}", "register.champion.alpha: expected a number above 0, got 0"),
