@@ -51,26 +51,27 @@ def read_sources(data: Data, paths: Sequence[Path], seed: int, most: int | None 
                 alone=alone,
             )
         changed.update(found.changed)
+        name = one.source.rpartition("/")[2] or path.name  # the path of our copy is another in each home
+        records = list(found.kept)
+        rejected = [replace(d, reason=d.reason.replace(str(path), name)) for d in found.dropped]
         if data.sources:
-            found = FilterResult(
-                [
-                    replace(
-                        r,
-                        id=f"{label}-{r.id}",
-                        source=label,
-                        meta={**r.meta, **({"source": r.source} if r.source else {})},
-                    )
-                    for r in found.kept
-                ],
-                [replace(d, id=f"{label}-{d.id}", source=label) for d in found.dropped],
-            )
-        stays = _drawn([r for r in found.kept if r.published in trained], one.limit, seed)
-        kept += [r for r in found.kept if r.published not in trained or r.id in stays]
+            records = [
+                replace(
+                    r,
+                    id=f"{label}-{r.id}",
+                    source=label,
+                    meta={**r.meta, **({"source": r.source} if r.source else {})},
+                )
+                for r in records
+            ]
+            rejected = [replace(d, id=f"{label}-{d.id}", source=label) for d in rejected]
+        stays = _drawn([r for r in records if r.published in trained], one.limit, seed)
+        kept += [r for r in records if r.published not in trained or r.id in stays]
         dropped += [
-            *found.dropped,
+            *rejected,
             *(
                 Rejected(r.id, f"over the limit of {label}", copy=True, source=label)
-                for r in found.kept
+                for r in records
                 if r.published in trained and r.id not in stays
             ),
         ]

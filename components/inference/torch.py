@@ -164,8 +164,8 @@ def score_in_batches(
 
 
 def weights_digest(path: Path) -> str:
-    """SHA-256 over the names and contents of a directory's safetensors files, with the heads that are kept
-    beside them as `.st`.
+    """SHA-256 over the names and contents of a directory's safetensors files and those of
+    its heads (`.st`).
     """
     digest = hashlib.sha256()
     for file in sorted([*path.glob("*.safetensors"), *path.glob("*.st")]):

@@ -188,7 +188,7 @@ class Offline(Learn):
 
 @record
 class Role:
-    """A further model that an online phase trains beside the policy, such as a critic. Pieces use it by the
+    """A further model that an online phase trains, such as a critic. Pieces use it by the
     role's name. It learns before the policy in each step, from its own choice of the scored groups.
     """
 
@@ -228,7 +228,7 @@ class Online:
         Spec
     ] = ()  # columns computed before each optimiser step, under the weights of that moment
     start: Count = 1  # first step in which the policy learns, after the further roles
-    roles: Mapping[str, Role] = field(default_factory=dict)  # further models trained beside the policy
+    roles: Mapping[str, Role] = field(default_factory=dict)  # further models to train
     value_head: Bool = False  # train a value head on the policy, for advantages with a learned baseline
     max_failed: Share = 0.1  # share of failed rewards that stops the run
     watch: Watch = field(default_factory=Watch)  # what each round measures besides rewards

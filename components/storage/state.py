@@ -80,7 +80,7 @@ def _split(value: Any, tensors: dict[str, Any], path: str) -> Any:
     import torch
 
     if isinstance(value, torch.Tensor):
-        while path in tensors:  # keys such as 1 and "1", or "a/b" beside a mapping "a"
+        while path in tensors:  # keys such as 1 and "1", or "a/b" and a mapping "a" with "b"
             path += "'"
         tensors[path] = value.detach().contiguous()
         return {"$tensor": path}

@@ -42,6 +42,22 @@ def curated(tmp_path, out, paths, seed=0, **each):
     return summary, {name: read_groups(tmp_path / out / f"{name}.parquet") for name in summary["splits"]}
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_quarantine_does_not_depend_on_the_folder(tmp_path, count):
+    """It is versioned, and a reproduction in another folder compares it."""
+    found = []
+    for home in ("here", "there"):
+        (tmp_path / home).mkdir()
+        copies = [source(tmp_path / home, f"copy{number}", 20) for number in range(count)]
+        for copy in copies:
+            copy.write_text(copy.read_text() + '{"prompt": "no answer"\n[1, 2]\n')
+        sources = [{"source": f"path:data/mine{number}.jsonl"} for number in range(count)]
+        section = {"sources": sources, "near_threshold": None, "splits": {"sft": 0.8, "evaluate": 0.2}}
+        curate(section, copies, words, tmp_path / home / "out", 0)
+        found.append((tmp_path / home / "out" / "quarantine.jsonl").read_text())
+    assert found[0] == found[1] and found[0].count("mine0.jsonl, ") == 2
+
+
 def test_weights_are_proportions_and_each_row_knows_its_source(tmp_path):
     paths = [
         source(tmp_path, "chat", 90),

@@ -136,7 +136,9 @@ def test_comparing_an_optimised_reward_model_with_a_verifier_may_be_a_gate(tmp_p
     regret = {"name": "regret", "of": "reward.reward_model", "to": "reward.sentiment"}
     gap = {"name": "gap", **ENDS, "measure": "reward.sentiment"}
     gates = {name: {"over": -1.0} for name in ("regret", "gap", "final.pair_accuracy")}
-    loaded(tmp_path, "online_dpo", evaluate={**EVALUATE, "reports": [regret, gap]}, register={"gates": gates})
+    evaluate = {**EVALUATE, "reports": [regret, gap]}
+    recipe = loaded(tmp_path, "online_dpo", evaluate=evaluate, register={"gates": gates})
+    assert recipe.register and gates.keys() <= recipe.register.gates.keys()
 
 
 TRIES = {

@@ -292,7 +292,7 @@ def test_a_checkpoint_is_read_by_any_number_of_ranks(models: dict[str, str], tmp
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
-def test_parameters_of_an_adapter_beside_the_model_are_trained(
+def test_parameters_that_an_adapter_adds_are_trained_as_by_torch(
     models: dict[str, str], tmp_path: Path, stage: int
 ) -> None:
     options = {"adapter": {"name": "steer", "rank": 2, "scale": 1.0, "seed": 0}}
