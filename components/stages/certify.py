@@ -15,9 +15,10 @@ from ratchet.components.evaluation import plots
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.stages import progress
 from ratchet.components.stages.job import Job
-from ratchet.components.stages.probe import SavedReward
+from ratchet.components.stages.probe import SavedReward, pixels
 from ratchet.components.stages.reward import RESCORED, examine, limits_of, verified_answers
 from ratchet.components.storage.store import write_atomic
+from ratchet.components.text.images import images_of
 
 
 def certify(job: Job) -> dict[str, Any]:
@@ -52,10 +53,11 @@ def certify(job: Job) -> dict[str, Any]:
     with torch.no_grad():
         alone = [
             [
-                float(saved(torch.as_tensor(t.inputs["tokens"]), torch.as_tensor(t.mask)))
+                float(saved(torch.as_tensor(t.inputs["tokens"]), torch.as_tensor(t.mask), shown))
                 for t in pair.trajectories
             ]
             for pair in pairs[:RESCORED]
+            for shown in [pixels(path, images_of(pair.prompt))]
         ]
     del saved
     certificate = examine(

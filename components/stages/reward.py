@@ -31,11 +31,12 @@ from ratchet.components.stages.job import Job
 from ratchet.components.stages.probe import RELOAD_TOLERANCE, weights_precision
 from ratchet.components.stages.train import encoded, learn
 from ratchet.components.storage.store import write_atomic
+from ratchet.components.text.images import images_of
 from ratchet.components.training import ranks
 from ratchet.components.training.loop import reward_columns
 from ratchet.components.training.packing import pack
 from ratchet.components.training.steps import steps_planned
-from ratchet.components.types import Context, Group, Trajectory
+from ratchet.components.types import Context, Group, Prompt, Trajectory
 
 PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)
 RESCORED = 8
@@ -182,20 +183,22 @@ def linear_probe(model: Any, pairs: Sequence[Group], *, tokens: int) -> dict[str
 
 
 def texts_of(pairs: Sequence[Group]) -> tuple[list[Group], np.ndarray]:
-    """The distinct texts of the pairs, grouped by conversation (they share a prefix), and for each pair the
-    indices of its texts (N, 2).
+    """The distinct texts of the pairs with the images that they are about, grouped by conversation (they
+    share a prefix), and for each pair the indices of its texts (N, 2).
     """
-    families: dict[Any, dict[tuple[int, ...], Trajectory]] = {}
-    for trajectory in (t for pair in pairs for t in pair.trajectories):
-        tokens = tuple(trajectory.inputs["tokens"])
-        families.setdefault(trajectory.meta.get("conversation", tokens), {})[tokens] = trajectory
-    number = {
-        tokens: i for i, tokens in enumerate(tokens for family in families.values() for tokens in family)
-    }
-    groups = [Group(pairs[0].prompt, tuple(family.values())) for family in families.values()]
-    return groups, np.array(
-        [[number[tuple(t.inputs["tokens"])] for t in pair.trajectories] for pair in pairs]
-    )
+    families: dict[Any, tuple[Prompt, dict[Any, Trajectory]]] = {}
+    read = [[_text(pair, trajectory) for trajectory in pair.trajectories] for pair in pairs]
+    for pair, keys in zip(pairs, read, strict=True):
+        for trajectory, (tokens, images) in zip(pair.trajectories, keys, strict=True):
+            family = trajectory.meta.get("conversation", tokens), images
+            families.setdefault(family, (pair.prompt, {}))[1][tokens, images] = trajectory
+    number = {key: i for i, key in enumerate(key for _, family in families.values() for key in family)}
+    groups = [Group(prompt, tuple(family.values())) for prompt, family in families.values()]
+    return groups, np.array([[number[key] for key in keys] for keys in read])
+
+
+def _text(pair: Group, trajectory: Trajectory) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    return tuple(trajectory.inputs["tokens"]), images_of(pair.prompt)
 
 
 @product_precision("float32")

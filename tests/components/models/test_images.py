@@ -16,6 +16,7 @@ from ratchet.components.errors import ContractError, SourceError
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models.images import opened, takes_images
 from ratchet.components.models.load import load_model, load_tokenizer, new_reward, save_model
+from ratchet.components.stages import reward
 from ratchet.components.stages.probe import SavedReward, pixels, verify_saved
 from ratchet.components.text.chat import encode
 from ratchet.components.text.images import digest_of, images_of, mark_of
@@ -142,6 +143,29 @@ def test_a_reward_model_reads_the_image(tiny_vision_model, groups, tmp_path) -> 
     assert again.config.get_text_config().num_hidden_layers == 2
     with pytest.raises(SourceError, match="pool: mean"):
         new_reward(tiny_vision_model, pool="last")
+
+
+def test_a_certificate_scores_each_pair_with_its_own_image(tiny_vision_model, tmp_path) -> None:
+    """Also of pairs with equal texts, which are one text only if they are about the same image."""
+    model, tokenizer = new_reward(tiny_vision_model, pool="mean", layers=2), load_tokenizer(tiny_vision_model)
+    with torch.no_grad():
+        model.score.weight.normal_(generator=torch.Generator().manual_seed(0))  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+    save_model(model, tokenizer, tmp_path)
+    engine = TorchEngine(tmp_path, kind="reward")
+    prompts = [showing("a", grey(10)), showing("b", grey(200)), showing("c", grey(10))]
+    pairs = [engine.encode(Group(p, tuple(map(answering, ANSWERS)))) for p in prompts]
+    expected = [row["scores"] for row in engine.score(pairs, frozenset({"scores"}))]
+    assert abs(expected[0][0] - expected[1][0]) > 1e-2
+    found = reward.score(engine, pairs)
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
+    families, rows = reward.texts_of(pairs)
+    assert len(families) == 4 and rows.tolist() == [[0, 1], [2, 3], [0, 1]]
+    assert reward.linear_probe(model, pairs[:2], tokens=100)["texts"] == 4
+
+
+def answering(text: str) -> Trajectory:
+    return Trajectory(({"role": "assistant", "content": text},))
 
 
 def test_places_without_images_are_an_error(tiny_vision_model, tiny_model) -> None:
