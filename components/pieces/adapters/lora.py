@@ -36,6 +36,8 @@ def lora(
     import torch
     from peft import LoraConfig, get_peft_model
 
+    from ratchet.components.models.value import PolicyWithValue
+
     heads = sorted({name.split(".")[-1] for name, _ in model.named_modules()} & HEADS)
     linear, chosen = linear_layers(model), list[str]()
     for target in [targets] if isinstance(targets, str) else targets:
@@ -59,6 +61,8 @@ def lora(
         target_modules=chosen,
         modules_to_save=heads or None,
     )
+    if isinstance(model, PolicyWithValue):
+        model.base_model_prefix = "policy"  # peft asks for it: of mixtures of experts, and of LLaVA
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return get_peft_model(model, config)

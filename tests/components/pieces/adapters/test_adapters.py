@@ -113,6 +113,20 @@ def test_lora_wraps_blocks_and_trains_heads_fully(kind):
     assert {n.split(".modules_to_save")[0].split(".")[-1] for n in names - adapted} == head
 
 
+def test_lora_of_a_mixture_of_experts_with_a_value_head():
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    from ratchet.components.models.value import PolicyWithValue
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = MixtralConfig(vocab_size=31, intermediate_size=16, num_local_experts=2, **sizes)
+    critic = PolicyWithValue(MixtralForCausalLM(config), torch.nn.Linear(16, 1))
+    adapted = build("adapter", {"name": "lora", "rank": 2})(critic)
+    own = {name for name in learning(adapted) if "lora_" not in name}
+    assert len(learning(adapted)) > 2 and all("value_head" in name for name in own) and len(own) == 2
+    assert type(merge(adapted)) is PolicyWithValue
+
+
 def test_half_trains_half_of_the_matrices_of_every_kind():
     made = build("adapter", {"name": "half", "seed": 1})(model(tied=False))
     names = learning(made)
