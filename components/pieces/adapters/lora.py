@@ -41,11 +41,13 @@ def lora(
     heads = sorted({name.split(".")[-1] for name, _ in model.named_modules()} & HEADS)
     linear, chosen = linear_layers(model), list[str]()
     for target in [targets] if isinstance(targets, str) else targets:
-        found = [
-            name
-            for name in linear
-            if target == "all-linear" or re.fullmatch(target, name) or name.endswith(f".{target}")
-        ]
+        try:
+            pattern = re.compile(".*" if target == "all-linear" else target)
+        except re.error as error:
+            raise RecipeError(
+                f"adapter lora: targets: {target!r} is no regular expression: {error}"
+            ) from None
+        found = [name for name in linear if pattern.fullmatch(name) or name.endswith(f".{target}")]
         if not found:
             layers = {name.split(".")[-1] for name in linear}
             raise RecipeError(
@@ -53,6 +55,8 @@ def lora(
                 "output layer, heads and embeddings have no adapter"
             )
         chosen += found
+    if not chosen:
+        raise RecipeError("adapter lora: targets: got no layer; leave it out to adapt all linear layers")
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,  # pyright: ignore[reportArgumentType]

@@ -81,6 +81,12 @@ def test_lora_unknown_target_module_is_an_error(targets):
     assert learning(build("adapter", {"name": "lora", "targets": r".*\.q_proj"})(model()))
 
 
+@pytest.mark.parametrize(("targets", "why"), [([], "no layer"), (["*_proj"], "no regular expression")])
+def test_lora_targets_that_say_nothing_are_an_error(targets, why):
+    with pytest.raises(RecipeError, match=why):
+        build("adapter", {"name": "lora", "targets": targets})(model())
+
+
 def test_lora_init_is_deterministic_and_keeps_the_global_rng():
     def drawn(dice, **options):
         plain = model()  # seeds torch
