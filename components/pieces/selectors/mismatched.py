@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ratchet.components.errors import DataError
 from ratchet.components.piece import piece
+from ratchet.components.text.images import images_of
 from ratchet.components.types import Context, Group, Trajectory
 
 
@@ -27,9 +28,16 @@ def mismatched(groups: Sequence[Group], ctx: Context) -> list[Group]:
     longest = max((len(path.mask) for _, path in rows), default=0)
     added: dict[int, list[Trajectory]] = {number: [] for number in range(len(groups))}
     for place, (number, path) in enumerate(rows):
-        prompt_tokens = _prompt(path)
-        others = (rows[(place + step) % len(rows)][1] for step in range(1, len(rows)))
-        other = next((other for other in others if _prompt(other) != prompt_tokens), None)
+        prompt_tokens, shown = _prompt(path), images_of(groups[number].prompt)
+        others = (rows[(place + step) % len(rows)] for step in range(1, len(rows)))
+        other = next(
+            (
+                other
+                for at, other in others
+                if _prompt(other) != prompt_tokens or images_of(groups[at].prompt) != shown
+            ),
+            None,
+        )
         if other is None:
             raise DataError(
                 f"all {len(rows)} answers have the same prompt (first: {groups[0].prompt.id!r}), but "

@@ -5,6 +5,7 @@ learning.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import threading
 from collections import Counter
 from pathlib import Path
@@ -20,6 +21,7 @@ from ratchet.components.data.parsing import parse
 from ratchet.components.errors import DataError, TrainingError
 from ratchet.components.piece import build
 from ratchet.components.recipes.sections import Labelled, Pairs
+from ratchet.components.text.images import showing
 from ratchet.components.training import ranks
 from ratchet.components.training.objectives import Meter, parts
 from ratchet.components.training.step_loss import measure
@@ -82,6 +84,16 @@ def test_single_prompt_has_no_reference_point() -> None:
     assert [g.trajectories[1].text for g in result][:2] == ["answer 2"] * 2, (
         "never the other answer to its own prompt"
     )
+
+
+def test_one_question_about_two_images_is_two_prompts() -> None:
+    about = [
+        dataclasses.replace(group, prompt=showing(group.prompt.id, [image]))
+        for group, image in zip([answered(i, True, prompt=0) for i in range(3)], "aab", strict=True)
+    ]
+    result = build("select", {"name": "mismatched"})(about, Context())
+    assert [g.trajectories[1].text for g in result][:2] == ["answer 2"] * 2
+    assert result[2].trajectories[1].text in ("answer 0", "answer 1")
 
 
 class Table:
