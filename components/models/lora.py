@@ -5,7 +5,7 @@ adapter-disabled scoring.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -140,13 +140,19 @@ class AdapterDisabledReference:
     """Reference policy for LoRA: the training model with its adapter disabled, without a second model in
     memory.
 
-    Replaces an engine in `Context.models`; `weights` is the digest of the base weights. It cannot generate.
+    Replaces an engine in `Context.models`; `weights` is the digest of the base weights. Whatever else a piece
+    asks of an engine (answers, hidden states) is that of `whole()`, a second model, which is loaded then.
     `lockstep`: the learner's weights are sharded (ZeRO-3), so that all ranks must score together.
     """
 
-    def __init__(self, learner: Any, tokens: int, weights: str) -> None:
-        self._learner, self._tokens, self.weights = learner, tokens, weights
+    def __init__(self, learner: Any, tokens: int, weights: str, whole: Callable[[], Any]) -> None:
+        self._learner, self._tokens, self.weights, self._whole = learner, tokens, weights, whole
         self.lockstep = getattr(learner, "stage", 0) == 3
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._whole(), name)
 
     def score(self, groups: Sequence[Group], outputs: frozenset[str]) -> list[Mapping[str, list[Any]]]:
         """As `Engine.score`: per group, requested output -> one list (T) per trajectory."""

@@ -143,10 +143,9 @@ class Steps:
         elif hasattr(self.learner.trained, "disable_adapter") and "reference" not in models_of(
             self.options["rollout"]
         ):
+            tokens, base = self.profile["tokens_per_microbatch"], weights_digest(self.job.path("reference"))
             live["reference"] = AdapterDisabledReference(
-                self.learner,
-                self.profile["tokens_per_microbatch"],
-                weights_digest(self.job.path("reference")),
+                self.learner, tokens, base, lambda: self.models["reference"]
             )
         return live
 

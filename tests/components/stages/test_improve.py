@@ -94,6 +94,17 @@ LORA = (
     "online.prompts={name: uniform}",
     "online.select=[]",
 )
+
+
+def test_a_reference_that_does_more_than_score_is_a_whole_model(tiny_home: Path, tmp_path: Path) -> None:
+    """Values of hidden states, which the policy's own model with its adapter disabled does not give."""
+    prepare = "[{name: scoring.logprobs, model: reference}, {name: scoring.trace_value, model: reference}]"
+    pipeline = prepared(tiny_home, "online.rounds=1", *LORA, f"online.prepare={prepare}")
+    assert improve(pipeline, tmp_path)[1][0]["policy/kl/kl"] == pytest.approx(0, abs=1e-4)
+    groups = read_groups(tmp_path / "product" / "last_groups.parquet")
+    assert all(0 < value < 1 for group in groups for value in group.columns["value.trace"])
+
+
 VALUES = (
     "online.value_head=true",
     "online.annotate=[{name: rewards.exact_answer}, {name: scoring.values}, "

@@ -347,7 +347,7 @@ def test_reference_is_the_model_with_the_adapter_disabled(
     for _ in range(2):
         learner.backward(-learner(pack(rows, unit="row", tokens=9999)[0], ask).logprobs.sum())
         learner.step()
-    switched_off = AdapterDisabledReference(learner, 40, "").score(rows, ask)
+    switched_off = AdapterDisabledReference(learner, 40, "", lambda: None).score(rows, ask)
     learner.save(tmp_path / "moved")
     moved = TorchEngine(tmp_path / "moved").score(rows, ask)
     for one, other, far in zip(switched_off, initial, moved, strict=True):
