@@ -30,8 +30,9 @@ def check_step_counts(learners: Mapping[str, Learner], done: int, planned: int, 
 
 
 def check_rollout(groups: Sequence[Group], options: Mapping[str, Any]) -> Sequence[Group]:
-    """Return `groups` if the rollout is complete: `prompts_per_round` groups, each with
-    `responses_per_prompt` answers if the piece has that option. `DataError` otherwise.
+    """Return `groups` if the rollout is complete: `prompts_per_round` groups, each with at least
+    `responses_per_prompt` answers if the piece has that option (a search tree may have more leaves).
+    `DataError` otherwise.
     """
     piece, planned = options["rollout"]["name"], options["prompts_per_round"]
     if len(groups) != planned:
@@ -41,7 +42,7 @@ def check_rollout(groups: Sequence[Group], options: Mapping[str, Any]) -> Sequen
             f"{options['prompts']['name']!r}) must return every prompt; mark failures with stop='error'"
         )
     each = options["rollout"].get("responses_per_prompt")
-    short = [g for g in groups if each is not None and len(g.trajectories) != each]
+    short = [g for g in groups if each is not None and len(g.trajectories) < each]
     if short:
         raise DataError(
             f"rollout {piece!r} returned {sum(len(g.trajectories) for g in groups)} of {planned * each} "

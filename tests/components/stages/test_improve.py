@@ -19,7 +19,7 @@ from ratchet.components.storage.checkpoints import latest
 from ratchet.components.storage.state import load_state, save_state
 from ratchet.components.storage.store import file_digest
 from ratchet.components.training.postconditions import check_rollout
-from ratchet.components.types import Group, Prompt
+from ratchet.components.types import Group, Prompt, Trajectory
 from ratchet.tasks.pipeline import Pipeline
 
 CHANGES = [
@@ -259,3 +259,13 @@ def test_lost_prompt_is_an_error() -> None:
     assert check_rollout([group, group], options) == [group, group]
     with pytest.raises(DataError, match="1 of 2 prompts"):
         check_rollout([group], options)
+
+
+def test_a_rollout_may_return_more_answers_than_it_was_asked_for() -> None:
+    """All leaves of a prompt's search trees; fewer were lost."""
+    rollout = {"name": "tree_search", "responses_per_prompt": 2, "leaves": True}
+    options = {"prompts_per_round": 1, "prompts": {"name": "uniform"}, "rollout": rollout}
+    leaves = [Group(Prompt("p", ()), (Trajectory(()),) * number) for number in (1, 3)]
+    assert check_rollout(leaves[1:], options) == leaves[1:]
+    with pytest.raises(DataError, match="1 of 2 responses"):
+        check_rollout(leaves[:1], options)
