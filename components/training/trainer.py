@@ -83,6 +83,7 @@ def fit(
         )
     planned = steps_planned(len(groups), options)
     state: dict[str, Any] = {"step": 0, "best": None, "best_step": 0, "bad": 0, "stopped": False, "tokens": 0}
+    state["learned"] = False  # whether an objective had a row in any step
     remembered = memories(updates)
     checkpoint = latest(progress)
     if checkpoint:
@@ -93,6 +94,7 @@ def fit(
         chosen = step_groups(groups, options, state["step"], seed)
         began = time.monotonic()
         line = one_step(learners, updates, chosen, tokens=tokens)
+        state["learned"] |= _has_rows(updates, line)
         line["tokens_per_second"] = sum(len(t.mask) for g in chosen for t in g.trajectories) / (
             time.monotonic() - began
         )
@@ -109,12 +111,26 @@ def fit(
             save_checkpoint(progress, state, learners, remembered)
             saved = time.monotonic()
     check_step_counts(learners, state["step"], state["step"] if state["stopped"] else planned, state["step"])
+    if not state["learned"]:
+        raise TrainingError(f"nothing was learned: {_nowhere(updates)} in any of the {state['step']} steps")
     if validation and state["best_step"] and state["best_step"] != state["step"]:
         best = load_state(progress / "best")
         for role, learner in learners.items():
             learner.restore(best[role])
     seconds = time.monotonic() - started
     return {**_summary(state, planned), "seconds": round(seconds, 1), **log.last}
+
+
+def _has_rows(updates: Mapping[str, Sequence[Part]], line: Mapping[str, float], where: str = "") -> bool:
+    """Whether a row entered one of the losses in a line of metrics."""
+    return any(f"{where}{role}/{p.label}/loss" in line for role, update in updates.items() for p in update)
+
+
+def _nowhere(updates: Mapping[str, Sequence[Part]]) -> str:
+    columns = sorted({part.where for update in updates.values() for part in update if part.where})
+    if not columns:
+        return "no row, pair or group has trainable tokens in all its answers"
+    return f"no row has a positive {' or '.join(columns)} (`where` of the objectives)"
 
 
 def _summary(state: Mapping[str, Any], planned: int) -> dict[str, Any]:
@@ -145,6 +161,8 @@ def _validate(
             learners[role], update, validation, tokens=tokens, backward=False, meter=meter
         )
         line |= {f"validation/{role}/{name}": value for name, value in meter.means().items()}
+    if not _has_rows(updates, line, "validation/"):
+        raise TrainingError(f"there is no validation loss: {_nowhere(updates)} in the validation data")
     loss = sum(v for k, v in line.items() if k.count("/") == 2 and k.endswith("/loss"))
     if state["best"] is None or loss < state["best"]:
         state.update(best=loss, best_step=state["step"], bad=0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ratchet.components.errors import TrainingError
 from ratchet.components.recipes.recipe import names
 from ratchet.components.storage.checkpoints import latest
 from ratchet.components.training.objectives import parts
@@ -134,3 +135,27 @@ def test_early_stopping_options_of_shipped_recipes_can_trigger(name: str) -> Non
         sft.limit, {"batch": sft.fit.batch, "epochs": sft.fit.epochs, "max_steps": sft.fit.max_steps}
     )
     assert (1 + sft.fit.patience) * sft.fit.validate_every < steps
+
+
+@pytest.mark.parametrize(
+    ("training", "validation", "why"),
+    [(0.0, 1.0, "nothing was learned: no row has a positive keep"), (1.0, 0.0, "no validation loss")],
+)
+def test_objectives_without_any_row_are_an_error(
+    training: float, validation: float, why: str, tmp_path: Path
+) -> None:
+    """A loss of 0 in every step or validation is no loss: early stopping would keep the first weights."""
+    restricted = parts([{**LIKELIHOOD[0], "where": "keep"}])
+    options = {"batch": 1, "epochs": 3, "max_steps": None, "validate_every": 2, "patience": 2}
+    with pytest.raises(TrainingError, match=why):
+        fit(
+            {"policy": Overfitting()},  # pyright: ignore[reportArgumentType]
+            {"policy": restricted},
+            [group("train").with_columns(keep=[training])],
+            {**options, "save_every": 0},
+            tokens=64,
+            seed=0,
+            progress=tmp_path / "progress",
+            metrics=tmp_path / "metrics.jsonl",
+            validation=[group("held out").with_columns(keep=[validation])],
+        )
