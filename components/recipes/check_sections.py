@@ -158,10 +158,11 @@ def role_models(online: Online) -> set[str]:
 
 
 def sampled(rollout: Spec) -> Flow:
-    """Groups as a rollout returns them."""
+    """Groups as a rollout returns them: of some, `own` answers and `count` more; of a search, all leaves."""
+    answers = rollout.get("responses_per_prompt", rollout.get("own", 0) + rollout.get("count", 1))
     return Flow(
         set(describe("rollout", rollout["name"]).named("writes", rollout)),
-        rollout.get("responses_per_prompt", 1),
+        max(2, answers) if rollout.get("leaves") else answers,
     )
 
 
