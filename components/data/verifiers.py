@@ -9,6 +9,7 @@ from typing import Any
 
 from ratchet.components.errors import GateError
 from ratchet.components.piece import build, describe
+from ratchet.components.recipes.arms import arms
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.schema import Recipe
 from ratchet.components.types import Context, Group, Prompt, Trajectory
@@ -26,9 +27,8 @@ def verifiers(recipe: Recipe) -> list[dict[str, Any]]:
     for one in sections(recipe):
         used += [("annotate", spec) for spec in getattr(one.section, "annotate", ())]
         used.append(("rollout", getattr(one.section, "rollout", None)))
-    if evaluate := recipe.evaluate:
-        used += [("annotate", spec) for spec in evaluate.metrics]
-        used += [("rollout", one.rollout) for one in (evaluate, *(evaluate.arms or {}).values())]
+    used += [("annotate", spec) for spec in (recipe.evaluate.metrics if recipe.evaluate else ())]
+    used += [("rollout", arm.rollout) for arm in arms(recipe).values()]
     found: list[dict[str, Any]] = []
     for slot, spec in used:
         found += [one for one in verifiers_of(slot, spec) if one not in found] if spec else []

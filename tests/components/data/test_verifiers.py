@@ -67,6 +67,13 @@ def test_verifiers_in_the_options_of_other_pieces_are_run_on_reference_answers()
         assert [spec["name"] for spec in verifiers(recipe)] == [f"rewards.{name}"]
 
 
+def test_verifier_of_an_environment_that_the_evaluation_names_is_run_on_reference_answers():
+    rollout = "evaluate.rollout={name: episodes, environment: retry, max_length: 64}"
+    assert verifiers(load("sft_gsm8k", overrides=[rollout, "evaluate.metrics=[]", "register=null"])[0]) == [
+        EXACT
+    ]
+
+
 def test_verifier_that_fails_on_reference_answers_is_an_error():
     group = Group(Prompt("p", ({"role": "user", "content": "q"},), "5"), (Trajectory(()),))
     with pytest.raises(GateError, match=r"'p'.*`source_dataset`"):
