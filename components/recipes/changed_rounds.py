@@ -10,7 +10,7 @@ from ratchet.components.recipes.conform import conform
 from ratchet.components.recipes.correction import corrected_again
 from ratchet.components.recipes.defaults import section_with_defaults
 from ratchet.components.recipes.merging import merge
-from ratchet.components.recipes.phases import sections
+from ratchet.components.recipes.phases import Section, sections
 from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.schema import Online, Recipe
 
@@ -57,6 +57,16 @@ def changed_rounds(recipe: Recipe) -> dict[str, dict[str, Online]]:
         }
         _check_prompts(online, found[phase.where])
     return found
+
+
+def with_rounds(recipe: Recipe) -> list[tuple[str, Section]]:
+    """Path and section of each phase, and of each round that changes an online phase."""
+    changed = changed_rounds(recipe)
+    return [
+        one
+        for phase in sections(recipe)
+        for one in [(phase.where, phase.section), *changed.get(phase.where, {}).items()]
+    ]
 
 
 def _check_prompts(online: Online, rounds: Mapping[str, Online]) -> None:

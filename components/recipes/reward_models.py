@@ -7,6 +7,7 @@ from typing import Any
 
 from ratchet.components.piece import describe
 from ratchet.components.recipes.arms import arms
+from ratchet.components.recipes.changed_rounds import with_rounds
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.schema import Online, Recipe, Reward
 from ratchet.components.training.loop import reward_columns
@@ -23,10 +24,10 @@ def reward_models(annotators: Sequence[Mapping[str, Any]]) -> set[str]:
 
 
 def optimised_models(recipe: Recipe) -> set[str]:
-    """Reward models that training or best-of-n decoding optimises against: whose scores choose, weigh or
-    shape what a phase or one of its further roles learns.
+    """Reward models that training or decoding optimises against: whose scores choose, weigh or shape what a
+    phase, one of its rounds or further roles learns, or choose what is decoded (best of n, `transfer_q`).
     """
-    parts = [one.section for one in sections(recipe) if not isinstance(one.section, Reward)]
+    parts = [section for _, section in with_rounds(recipe) if not isinstance(section, Reward)]
     roles = [role for part in parts if isinstance(part, Online) for role in part.roles.values()]
     best = [arm.best_of for arm in arms(recipe).values() if arm.best_of]
     return reward_models(
@@ -36,7 +37,16 @@ def optimised_models(recipe: Recipe) -> set[str]:
             for slot in ("annotate", "prepare", "fresh")
             for spec in getattr(part, slot, ())
         ]
+        + [spec for part in (*parts, *arms(recipe).values()) for spec in _decoded(part)]
     )
+
+
+def _decoded(part: Any) -> list[Mapping[str, Any]]:
+    """Rewards by which the rollout of a phase or an arm chooses what it decodes."""
+    if not (rollout := getattr(part, "rollout", None)):
+        return []
+    options = describe("rollout", rollout["name"]).options.values()
+    return [rollout[one.name] for one in options if one.nested == "annotate"]
 
 
 def certified(recipe: Recipe) -> set[str]:

@@ -210,3 +210,27 @@ def test_training_on_the_evaluated_prompts_is_a_warning_where_nothing_is_registe
             evaluate={"arms": arms},
             register={"gates": {"learnt.length": {"over": 1}}},
         )
+
+
+def test_a_reward_model_of_one_round_is_optimised_and_certified(tmp_path: Path) -> None:
+    second = {"annotate": [MINE], "select": [{"name": "best_worst", "reward": "reward.mine"}]}
+    changes = scored_by_mine("online", {"by_round": {"2": second}}, GAIN)
+    with pytest.raises(RecipeError, match=r"gates\.reward\.mine_gain_vs_base: the policy is optimised ag"):
+        loaded(tmp_path, "online_dpo", **changes)
+    stages = plan(loaded(tmp_path, "online_dpo", **{**changes, "register": None}), load("sft")[1])
+    assert stages["annotate_2"].inputs["mine_certificate"] == "certified_mine"
+    assert "mine" not in stages["annotate_1"].inputs
+
+
+def test_a_reward_model_that_chooses_tokens_is_optimised(tmp_path: Path) -> None:
+    decoding = {"name": "transfer_q", "reward": MINE, "max_tokens": 8, "aligned": "base"}
+    changes = {
+        "models": {"mine": {"source": "hub:org/model", "role": "reward"}},
+        "evaluate": {
+            "arms": {"base": {"model": "base"}, "policy": {"rollout": decoding}},
+            "metrics": [MINE],
+        },
+        "register": {"gates": GAIN},
+    }
+    with pytest.raises(RecipeError, match=r"gates\.reward\.mine_gain_vs_base: the policy is optimised ag"):
+        loaded(tmp_path, "online_dpo", **changes)
