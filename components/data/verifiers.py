@@ -10,7 +10,7 @@ from typing import Any
 from ratchet.components.errors import GateError
 from ratchet.components.piece import build, describe
 from ratchet.components.recipes.arms import arms
-from ratchet.components.recipes.phases import sections
+from ratchet.components.recipes.changed_rounds import with_rounds
 from ratchet.components.recipes.schema import Recipe
 from ratchet.components.types import Context, Group, Prompt, Trajectory
 
@@ -24,9 +24,9 @@ def verifiers(recipe: Recipe) -> list[dict[str, Any]]:
     reference answer, without repeats.
     """
     used: list[tuple[str, Any]] = []
-    for one in sections(recipe):
-        used += [("annotate", spec) for spec in getattr(one.section, "annotate", ())]
-        used.append(("rollout", getattr(one.section, "rollout", None)))
+    for _, section in with_rounds(recipe):
+        used += [("annotate", spec) for spec in getattr(section, "annotate", ())]
+        used.append(("rollout", getattr(section, "rollout", None)))
     used += [("annotate", spec) for spec in (recipe.evaluate.metrics if recipe.evaluate else ())]
     used += [("rollout", arm.rollout) for arm in arms(recipe).values()]
     found: list[dict[str, Any]] = []

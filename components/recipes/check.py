@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.evaluation.measured import ENDS, measured
 from ratchet.components.recipes.arms import arms
+from ratchet.components.recipes.changed_rounds import with_rounds
 from ratchet.components.recipes.check_arms import check_evaluation, check_gates
 from ratchet.components.recipes.check_data import check_kinds, check_splits
 from ratchet.components.recipes.check_families import check_family
 from ratchet.components.recipes.check_independent import check_held_out, check_independent
 from ratchet.components.recipes.check_models import check_model, prompt_tokens
 from ratchet.components.recipes.check_phases import check_phase_names, check_phases
-from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.reward_models import (
     before_answers,
@@ -58,10 +58,10 @@ def check(recipe: Recipe, rounds: Mapping[str, Mapping[str, Online]]) -> None:
     _check_reward_models(recipe)
     known = check_phases(recipe, rounds)
     check_evaluation(recipe, known)
-    for phase in sections(recipe):
-        watches = isinstance(phase.section, Online) and phase.section.watch.gold is True
+    for where, section in with_rounds(recipe):
+        watches = isinstance(section, Online) and section.watch.gold is True
         if watches and not (recipe.evaluate and recipe.evaluate.gold):
-            raise RecipeError(f"{phase.where}.watch.gold: needs a gold measure; set `evaluate.gold: true`")
+            raise RecipeError(f"{where}.watch.gold: needs a gold measure; set `evaluate.gold: true`")
     check_gates(recipe)
     check_held_out(recipe)
     check_independent(recipe)
@@ -110,9 +110,9 @@ def check_window(recipe: Recipe, profile: Profile) -> None:
     if profile.engine != "vllm":
         return
     asked = [
-        (f"{phase.where}.rollout", phase.section.data, rollout)
-        for phase in sections(recipe)
-        if (rollout := getattr(phase.section, "rollout", None)) is not None
+        (f"{where}.rollout", section.data, rollout)
+        for where, section in with_rounds(recipe)
+        if (rollout := getattr(section, "rollout", None)) is not None
     ]
     own = recipe.evaluate.arms or {} if recipe.evaluate else {}
     asked += [

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.piece import catalogue, describe
 from ratchet.components.recipes.arms import arms
+from ratchet.components.recipes.changed_rounds import with_rounds
 from ratchet.components.recipes.families import MODELS, family_of, new_family
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.profile import Profile
@@ -53,9 +54,9 @@ def check_family(recipe: Recipe) -> None:
 
 def _rollouts(recipe: Recipe) -> Iterator[tuple[str, Any]]:
     """Every rollout with its path in the recipe."""
-    for phase in sections(recipe):
-        if rollout := getattr(phase.section, "rollout", None):
-            yield f"{phase.where}.rollout", rollout
+    for where, section in with_rounds(recipe):
+        if rollout := getattr(section, "rollout", None):
+            yield f"{where}.rollout", rollout
     for name, arm in arms(recipe).items() if recipe.evaluate else ():
         yield f"evaluate.arms.{name}.rollout" if recipe.evaluate.arms else "evaluate.rollout", arm.rollout  # pyright: ignore[reportOptionalMemberAccess]
 

@@ -10,6 +10,7 @@ from typing import Any
 from ratchet.components.errors import RecipeError, SourceError
 from ratchet.components.models.lora import CONFIG, WEIGHTS, base_of, is_adapter
 from ratchet.components.recipes.arms import arms
+from ratchet.components.recipes.changed_rounds import with_rounds
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.schema import Groups, Recipe, Source
 from ratchet.components.recipes.splits import (
@@ -168,13 +169,13 @@ def check_model(recipe: Recipe, config: Mapping[str, Any], where: str) -> None:
     config = config.get("text_config") or config
     layers, window = config.get("num_hidden_layers"), config.get("max_position_embeddings")
     wanted = {}
-    for phase in sections(recipe):
-        if fit := getattr(phase.section, "fit", None):
-            kept = getattr(phase.section, "layers", None)  # a reward model keeps the first layers
+    for at, section in with_rounds(recipe):
+        if fit := getattr(section, "fit", None):
+            kept = getattr(section, "layers", None)  # a reward model keeps the first layers
             most = min(kept or layers, layers) if layers else layers
             wanted |= {
-                f"{phase.where}.fit.adapter.count": (fit.adapter.get("count", 0), most),
-                f"{phase.where}.fit.adapter.rank": (fit.adapter.get("rank", 0), config.get("hidden_size")),
+                f"{at}.fit.adapter.count": (fit.adapter.get("count", 0), most),
+                f"{at}.fit.adapter.rank": (fit.adapter.get("rank", 0), config.get("hidden_size")),
             }
     for key, (count, most) in wanted.items():
         if most is not None and count > most:
@@ -183,11 +184,11 @@ def check_model(recipe: Recipe, config: Mapping[str, Any], where: str) -> None:
                 f"{key}: got {count}, but the model has {what} {most} ({where}); expected {most} or fewer"
             )
     answers = {}
-    for phase in sections(recipe):
-        rollout = getattr(phase.section, "rollout", None) or {}
+    for at, section in with_rounds(recipe):
+        rollout = getattr(section, "rollout", None) or {}
         for option in ("max_tokens", "max_length"):  # of an answer, and of an episode of several
             if option in rollout:
-                answers[f"{phase.where}.rollout.{option}"] = (phase.section.data, rollout[option])
+                answers[f"{at}.rollout.{option}"] = (section.data, rollout[option])
     for name, arm in arms(recipe).items():
         at = f"evaluate.arms.{name}.rollout" if recipe.evaluate and recipe.evaluate.arms else "evaluate"
         for option in {"max_tokens", "max_length"} & set(arm.rollout):

@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Any
 
 from ratchet.components.errors import DataError, GateError, RecipeError
+from ratchet.components.recipes.changed_rounds import with_rounds
 from ratchet.components.recipes.check_warnings import equal_labels, markup
-from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.schema import Online, Recipe
 from ratchet.components.recipes.sections import Data
 from ratchet.components.recipes.splits import PROMPT_SECTIONS, kind_of
@@ -212,8 +212,7 @@ def _check_answers(recipe: Recipe, splits: Mapping[str, Sequence[Group]]) -> Non
     """
     from ratchet.components.data.verifiers import unscored, verifiers_of
 
-    for phase in sections(recipe):
-        section, where = phase.section, phase.where
+    for where, section in with_rounds(recipe):
         if not isinstance(section, Online) or section.data not in splits:
             continue
         groups = splits[section.data]
