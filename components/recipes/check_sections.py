@@ -14,7 +14,8 @@ from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.labels.labels import SCORE
 from ratchet.components.models.outputs import OUTPUTS
 from ratchet.components.piece import catalogue, describe, resolve
-from ratchet.components.recipes.check_fit import check_fit, check_reads, objectives_of_pairs
+from ratchet.components.recipes.check_fit import check_fit, objectives_of_pairs
+from ratchet.components.recipes.check_piece import check_piece
 from ratchet.components.recipes.conform import known_keys
 from ratchet.components.recipes.phases import asks_people
 from ratchet.components.recipes.schema import Learn, Online, Spec
@@ -250,21 +251,6 @@ def _check_watched(online: Online, where: str) -> None:
             f"{where}.health.kl: the KL is not measured; set the number of prompts in "
             f"{where}.watch.kl_prompts, or the rule to null"
         )
-
-
-def check_piece(slot: str, spec: Spec, have: set[str], models: set[str], where: str) -> set[str]:
-    description = describe(slot, spec["name"], where=where)
-    check_reads(description.named("reads", spec), have, spec["name"], where)
-    writes = set(description.named("writes", spec))
-    if slot == "annotate" and writes & have:
-        raise RecipeError(
-            f"{where}: {spec['name']!r} writes {sorted(writes & have)}, which is already written"
-        )
-    for name in sorted(description.named("models", spec) - models):
-        raise RecipeError(
-            f"{where}: {spec['name']!r} needs the model {name!r}, which does not exist{nearest(name, models)}"
-        )
-    return have | writes
 
 
 def check_absolute(specs: Sequence[Spec], where: str) -> None:
