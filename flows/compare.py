@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from ratchet.components.errors import RecipeError, nearest
-from ratchet.components.evaluation.measured import OF_ANSWERS, measured
+from ratchet.components.evaluation.measured import per_prompt_metrics
 from ratchet.components.evaluation.verdicts import crossed
-from ratchet.components.recipes.arms import arms
 from ratchet.components.recipes.schema import Recipe
 from ratchet.components.storage.store import digest, write_atomic
 from ratchet.flows.claim_values import held_out
@@ -24,8 +23,6 @@ from ratchet.tasks.pipeline import Pipeline
 
 LONGEST = 100
 """Characters of the name of a comparison's file, before a digest."""
-WHOLE = (*OF_ANSWERS, "embedding_spread", "perplexity")
-"""Metrics of all answers together, not of each prompt."""
 
 
 def compare(
@@ -100,21 +97,6 @@ def metric_of(recipes: Mapping[str, Recipe], metric: str | None) -> str:
                 f"--metric: {name} measures no {metric!r} for each prompt{nearest(metric, known)}"
             )
     return metric
-
-
-def per_prompt_metrics(recipe: Recipe) -> list[str]:
-    """Names of the per-prompt lists that the evaluation writes: the win rate by the gold measure, scores,
-    measures, then other win rates and gains.
-    """
-    planned = arms(recipe) if recipe.evaluate else {}
-    names = []
-    for name, has_interval in measured(recipe).items():
-        stem, _, against = name.rpartition("_vs_")
-        if not has_interval and name.partition(".")[0] in ("final", *planned):
-            names += [name] if name.partition(".")[2] not in WHOLE else []
-        elif stem.endswith("_gain") or (stem.startswith("win_rate") and not stem.endswith("_lc")):
-            names.append(stem if against == "sft" else f"{stem}_{against}")
-    return sorted(names, key=lambda name: name != "win_rate")
 
 
 def interval(matrix: np.ndarray) -> dict[str, float]:

@@ -34,6 +34,8 @@ BUILT_IN = (
     *(f"{name}_ratio" for name in ("perplexity", "distinct_2", "length", "embedding_spread")),
 )
 """Numbers of arms and contrasts that no measure or report may overwrite."""
+WHOLE = (*OF_ANSWERS, "embedding_spread", "perplexity")
+"""Metrics of all answers together, not of each prompt."""
 
 
 def measured(recipe: Recipe) -> dict[str, bool]:
@@ -67,6 +69,22 @@ def measured(recipe: Recipe) -> dict[str, bool]:
         found |= {"perplexity_ratio": True} if fluent else {}
         found |= {"proxy_over_gold": True} if gold and scoring_models(recipe) else {}
     return found
+
+
+def per_prompt_metrics(recipe: Recipe) -> list[str]:
+    """Names of the per-prompt lists that the evaluation writes: the win rate by the gold measure, scores,
+    measures, then other win rates and gains.
+    """
+    planned = arms(recipe) if recipe.evaluate else {}
+    labels = {label_of(spec) for spec in (recipe.evaluate.measures if recipe.evaluate else ())}
+    names, whole = [], {*WHOLE} - labels
+    for name, has_interval in measured(recipe).items():
+        stem, _, against = name.rpartition("_vs_")
+        if not has_interval and name.partition(".")[0] in ("final", *planned):
+            names += [name] if name.partition(".")[2] not in whole else []
+        elif stem.endswith("_gain") or (stem.startswith("win_rate") and not stem.endswith("_lc")):
+            names.append(stem if against == "sft" else f"{stem}_{against}")
+    return sorted(names, key=lambda name: (name != "win_rate", name.partition(".")[2] in WHOLE))
 
 
 def scores_and_measures(recipe: Recipe) -> set[str]:

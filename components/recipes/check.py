@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 
 from ratchet.components.errors import RecipeError, nearest
-from ratchet.components.evaluation.measured import ENDS, measured
+from ratchet.components.evaluation.measured import ENDS, measured, per_prompt_metrics
 from ratchet.components.recipes.arms import arms
 from ratchet.components.recipes.changed_rounds import with_rounds
 from ratchet.components.recipes.check_arms import check_evaluation, check_gates
@@ -82,16 +82,20 @@ def check(recipe: Recipe, rounds: Mapping[str, Mapping[str, Online]]) -> None:
 
 
 def _check_claim(recipe: Recipe) -> None:
-    """The claim's metric is one that the evaluation writes. Names in training logs are known after a run
-    only.
+    """The claim's metric is one that the evaluation writes, or without the phase whose policy is called SFT
+    a comparison with that. Names in training logs are known after a run only.
     """
     if recipe.claim is None or recipe.claim.per == "curve":
         return
     metrics, metric = measured(recipe), recipe.claim.metric
+    known = per_prompt_metrics(recipe) if recipe.claim.per == "prompt" else metrics
     base, _, end = metric.rpartition(".")
-    if not metrics.keys() & {metric, f"{metric}_vs_base"} and not (end in ENDS and metrics.get(base)):
+    if not {metric, f"{metric}_base"} & {*known} and not (
+        recipe.claim.per == "seed" and end in ENDS and metrics.get(base)
+    ):
+        each = f" for each {recipe.claim.per}"
         raise RecipeError(
-            f"claim.metric: the evaluation of this recipe has no such metric{nearest(metric, metrics)}"
+            f"claim.metric: the evaluation of this recipe has no such metric{each}{nearest(metric, known)}"
         )
     if START in recipe.claim.baselines and f"{metric.removeprefix('final.')}_gain_vs_base" not in metrics:
         scores = [

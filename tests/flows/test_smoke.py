@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from ratchet.components.data.groups import read_groups
+from ratchet.components.evaluation.measured import per_prompt_metrics
 from ratchet.components.piece import build
 from ratchet.components.recipes.recipe import load, names
 from ratchet.components.recipes.smoke import limited
 from ratchet.components.recipes.yaml_files import folder, shipped
-from ratchet.flows.compare import per_prompt_metrics
 from ratchet.tasks.pipeline import Pipeline
 from tests.shipped import shipped_recipe
 
