@@ -13,9 +13,10 @@ def splits_read(recipe: Recipe) -> dict[str, str]:
     read: dict[str, str | None] = {}
     made: set[str] = set()
     for phase in sections(recipe):
-        for key in ("data", "validation", "also"):
+        made_first = recipe.demonstrate is not None and phase.where in ("sft", "reward")
+        for key in ("also",) if made_first else ("data", "validation", "also"):
             name = getattr(phase.section, key, None)
-            if name not in made and not (recipe.demonstrate and phase.where in ("sft", "reward")):
+            if name not in made:
                 read[f"{phase.where}.{key}"] = name
         made |= set(phase.makes)
     if recipe.evaluate:

@@ -316,6 +316,16 @@ def test_every_split_that_a_recipe_makes_is_read() -> None:
         assert lost <= shared, f"{name}: {lost}"
 
 
+def test_a_second_set_of_pairs_is_read_beside_those_that_demonstrate_makes() -> None:
+    also = ["reward.also=pairs", "data.splits.pairs=0.1"]
+    alone = ["preferences=null", "demonstrate.reward=[{name: contrast}]"]
+    assert "pairs" in read_splits(load("instruct", overrides=[*also, *alone])[0])
+    with pytest.raises(
+        RecipeError, match=r"reward\.also: got 'pairs', but the pairs of `demonstrate\.reward`"
+    ):
+        load("instruct", overrides=also)
+
+
 def test_gates_on_endings_and_repetition() -> None:
     """A reward can rise while answers are cut off or repeat themselves: no such version becomes champion."""
     gates = {
