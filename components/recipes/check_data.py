@@ -15,6 +15,7 @@ from ratchet.components.recipes.check_independent import prompts_seen
 from ratchet.components.recipes.check_models import check_folder, check_model
 from ratchet.components.recipes.check_records import Checked, check_records, unread
 from ratchet.components.recipes.check_warnings import unused_reward_models
+from ratchet.components.recipes.conform import known_keys
 from ratchet.components.recipes.families import family_of, new_family
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.read_splits import read_splits, splits_read
@@ -30,6 +31,9 @@ from ratchet.components.recipes.splits import (
     kind_of,
 )
 from ratchet.components.recipes.yaml_files import folder
+
+TINY, TINY_VISION = ("seed", "steps", "hidden", "layers", "batch"), ("side", "patch", "width", "depth")
+"""Options of `generate:tiny` and those that `generate:tiny_vision` adds."""
 
 
 def check_files(recipe: Recipe, show: int = 0, warnings: Sequence[str] = ()) -> Checked:
@@ -107,7 +111,7 @@ def _check_models(recipe: Recipe) -> None:
                     f"`format: new`, got {model.format!r}"
                 )
             continue
-        tiny = re.fullmatch(r"generate:tiny(?:_vision)?(?:\?(.*))?", model.source)
+        tiny = re.fullmatch(r"generate:tiny(_vision)?(?:\?(.*))?", model.source)
         if (
             model.format == "new"
             or (model.format == "tiny") != bool(tiny)
@@ -119,15 +123,11 @@ def _check_models(recipe: Recipe) -> None:
                 "generate:tiny?seed=0 go together, and `format: new` and one such as "
                 "generate:gaussian?observation=3&action=1"
             )
-        if tiny and name == "policy":
-            check_model(
-                recipe,
-                {
-                    "num_hidden_layers": int(dict(parse_qsl(tiny[1] or "")).get("layers", 4)),
-                    "max_position_embeddings": 1024,
-                },
-                model.source,
-            )
+        if tiny:
+            sizes = _tiny_sizes(tiny[2] or "", (*TINY, *(TINY_VISION if tiny[1] else ())), model.source)
+            config = {"num_hidden_layers": sizes.get("layers", 4), "max_position_embeddings": 1024}
+            if name == "policy":
+                check_model(recipe, config, model.source)
         for key, address in (("source", model.source), ("base", model.base)):
             if address and not address.startswith((REGISTRY, "generate:")):
                 with _at(f"models.{name}.{key}"):
@@ -142,6 +142,17 @@ def _check_models(recipe: Recipe) -> None:
                     )
                 if name == "policy":
                     check_model(recipe, config, f"models.{name}.{key}")
+
+
+def _tiny_sizes(query: str, known: Sequence[str], address: str) -> dict[str, int]:
+    """Options of an address of the tiny model, which are whole numbers."""
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    known_keys(given, known, address)
+    for key, text in given.items():
+        if not re.fullmatch("[0-9]+", text) or (key != "seed" and int(text) < 1):
+            least = 0 if key == "seed" else 1
+            raise RecipeError(f"{address}: expected a whole number of {least} or more as {key}, got {text!r}")
+    return {key: int(text) for key, text in given.items()}
 
 
 def _published_splits(source: DataSource) -> set[str] | None:

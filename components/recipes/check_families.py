@@ -23,7 +23,12 @@ def policy_family(recipe: Recipe) -> dict[str, Any] | None:
     source = recipe.models["policy"].source
     if source.startswith("path:"):
         return family_of(Path.cwd() / source.removeprefix("path:"))
-    found = new_family(source, "models.policy.source")
+    try:
+        found = new_family(source, "models.policy.source")
+    except RecipeError:
+        raise
+    except ValueError as error:
+        raise RecipeError(f"models.policy.source: {source!r}: expected a whole number: {error}") from None
     return found[0] if found else None
 
 
