@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ratchet.components.piece import describe, resolve
+from ratchet.components.piece import catalogue, describe, resolve
 from ratchet.components.recipes.arms import rollout_of
 from ratchet.components.recipes.conform import conform
 from ratchet.components.recipes.phases import sections, with_sections
@@ -68,16 +68,29 @@ def with_defaults(recipe: Recipe) -> Recipe:
 
 
 def _evaluated(recipe: Recipe) -> Spec | None:
-    """`evaluate.rollout`; if it is null, the rollout of the last online phase in an environment, without the
-    options that the evaluation sets for all arms.
+    """`evaluate.rollout`; if it is null, the rollout of the last online phase in an environment as the policy
+    acts in it, without the options that the evaluation sets for all arms.
     """
     if recipe.evaluate is None or recipe.evaluate.rollout is not None:
         return recipe.evaluate.rollout if recipe.evaluate else None
-    online = [phase.section.rollout for phase in sections(recipe) if isinstance(phase.section, Online)]
-    last = next((spec for spec in reversed(online) if "environment" in spec), None)
-    return (
-        {k: v for k, v in last.items() if k not in ("responses_per_prompt", "temperature")} if last else None
-    )
+    for phase in reversed(sections(recipe)):
+        if isinstance(phase.section, Online) and "environment" in phase.section.rollout:
+            acting = _acting(phase.section.rollout, f"{phase.where}.rollout")
+            return {k: v for k, v in acting.items() if k not in ("responses_per_prompt", "temperature")}
+    return None
+
+
+def _acting(spec: Spec, where: str) -> Spec:
+    """The rollout in which the policy itself acts in the environment of `spec`, within its limits: `spec`, or
+    in place of one with logged or shown episodes, which samples nothing, one of the same environments.
+    """
+    given = describe("rollout", spec["name"], where=where)
+    kinds = {option.nested for option in given.options.values()} - {""}
+    for name, one in catalogue("rollout").items() if "logprobs.sampled" not in given.writes else ():
+        same = kinds & {option.nested for option in one.options.values()}
+        if same and "logprobs.sampled" in one.writes:
+            return {"name": name, **{key: value for key, value in spec.items() if key in one.options}}
+    return spec
 
 
 def _best_of(best_of: BestOf | None, where: str) -> BestOf | None:

@@ -155,6 +155,13 @@ def test_a_recipe_in_an_environment_is_evaluated_in_it() -> None:
     ]
 
 
+def test_a_policy_that_learns_from_logged_episodes_is_evaluated_by_its_own() -> None:
+    stages = plan(*load("wsrl_retained", overrides=["evaluate={arms: null, rollout: null}", "claim=null"]))
+    rollout = stages["answers_policy"].options["rollout"]
+    assert (rollout["name"], rollout["turns"], rollout["max_length"]) == ("episodes", 10, 160)
+    assert rollout["environment"]["name"] == "maze"
+
+
 def test_a_name_that_two_slots_share_is_in_the_keys_of_both() -> None:
     """The objective `kl` and the measure `kl`: an edit of either must move the keys of its users. Health
     rules are keys of `health`, not specs.
