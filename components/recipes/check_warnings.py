@@ -67,6 +67,21 @@ def equal_labels(recipe: Recipe, splits: Mapping[str, Sequence[Group]]) -> list[
     return warnings
 
 
+def gates_of_few(recipe: Recipe) -> list[str]:
+    """A warning for each gate on an interval that the evaluation has too few prompts or replies to pass."""
+    from ratchet.components.evaluation.bootstrap import enough
+
+    section, warnings = recipe.evaluate, list[str]()
+    for name, gate in (recipe.register.gates if recipe.register and section else {}).items():
+        key = "perplexity_rows" if name == "perplexity_ratio" else "prompts"
+        if gate.interval and not enough(count := getattr(section, key)):
+            warnings.append(
+                f"register.gates.{name}: cannot pass, since an interval of {count} may be chance; raise "
+                f"evaluate.{key}, or remove `interval`"
+            )
+    return warnings
+
+
 def of_the_tiny_model(raw: Mapping[str, Any], base: Mapping[str, Any]) -> list[str]:
     """A warning if a recipe for another model inherits sizes that its base set for the tiny model. `raw`: the
     recipe with its overrides, as written; `base`: what it is merged over.

@@ -10,7 +10,7 @@ import pytest
 
 from ratchet.components.errors import RatchetError
 from ratchet.components.recipes.check_data import check_files
-from ratchet.components.recipes.check_warnings import of_the_tiny_model, unused_reward_models
+from ratchet.components.recipes.check_warnings import gates_of_few, of_the_tiny_model, unused_reward_models
 from ratchet.components.recipes.recipe import inherited_sizes, load
 
 
@@ -27,6 +27,15 @@ def test_labels_that_are_all_true_are_a_warning(tmp_path: Path) -> None:
     assert "label true" in warning and "'kto'" in warning
     rows[::3] = [{**row, "label": False} for row in rows[::3]]
     assert not check_files(load(mine(tmp_path, "kto", rows))[0]).warnings
+
+
+def test_a_gate_on_an_interval_of_few_prompts_is_a_warning() -> None:
+    """Six prompts on one side of a bound are no chance at 95 %, five are."""
+    gates = "register.gates={reward.exact_answer_gain_vs_base: {over: 0.0, interval: true}}"
+    few, many = (
+        gates_of_few(load("rlvr_grpo", overrides=[gates, f"evaluate.prompts={count}"])[0]) for count in (5, 6)
+    )
+    assert len(few) == 1 and "evaluate.prompts" in few[0] and not many
 
 
 def test_a_reward_model_that_nothing_reads_is_a_warning() -> None:
