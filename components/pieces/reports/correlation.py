@@ -16,8 +16,8 @@ from ratchet.components.piece import piece
 def correlation(scored: Scored, *, of: str, to: str, arms: Sequence[str] = ()) -> Interval:
     """Spearman's rank correlation, over arms, of the means of `of` and `to`: of a trained reward and a
     downstream measure over checkpoints, or of sharpness and accuracy along an interpolation. The interval
-    resamples the prompts of each split; it does not say how other arms would be correlated. `arms`: empty for
-    all.
+    resamples the prompts of each split, of which it counts the smallest number; it does not say how other
+    arms would be correlated. `arms`: empty for all.
     """
     chosen = list(arms) or list(scored.splits)
     if len(chosen) < 3:
@@ -31,7 +31,8 @@ def correlation(scored: Scored, *, of: str, to: str, arms: Sequence[str] = ()) -
     values = [spearman(x, y) for x, y in zip(means[of], means[to], strict=True)]
     low, high = np.quantile(values, [0.025, 0.975])
     mean = spearman(*([by[arm].mean() for arm in chosen] for by in rows.values()))
-    return Interval(mean=mean, low=min(float(low), mean), high=max(float(high), mean), n=len(chosen))
+    prompts = min(len(row) for row in rows[of].values())
+    return Interval(mean=mean, low=min(float(low), mean), high=max(float(high), mean), n=prompts)
 
 
 def spearman(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float:
