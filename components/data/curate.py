@@ -189,6 +189,11 @@ def curate_records(
         count = sum(not label or one.source == label for one in (*parsed.kept, *parsed.dropped))
         of = f"of {label} are lost before the split" if label else "are lost before the split"
         early += refuse_loss(lost, count, data.max_dropped, of, file)
+        if label and any(one.copy and one.source == label for one in parsed.dropped):  # beyond its `limit`
+            transformed = [one for one in lost if one[0] != "parse"]
+            left = sum(one.source == label for one in parsed.kept)
+            of = f"of {label} within its limit are lost before the split"
+            early += refuse_loss(transformed, left, data.max_dropped, of, file)
     if any(one.weight for one in data.sources):
         records = note("mix", len(records), mixed(data, records, seed))
 

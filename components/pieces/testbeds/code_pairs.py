@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+from ratchet.components.errors import DataError
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Count, Natural
 
@@ -29,6 +30,11 @@ def code_pairs(
     and the prompt is needed only where both answers are codes (`consistency`, `contrast_instructions`).
     Does not show: generalisation to other boxes, or prompts that differ in more than a word.
     """
+    if not 2 <= boxes < 10**length:
+        raise DataError(
+            f"code_pairs: expected 2 boxes or more and fewer than the {10**length} codes of {length} digits, "
+            f"got {boxes}"
+        )
     rng = random.Random(f"code_pairs {seed}")
     codes = [f"{code:0{length}d}" for code in rng.sample(range(10**length), boxes)]
     number, day = 0, 100

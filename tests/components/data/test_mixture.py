@@ -7,7 +7,7 @@ import pytest
 from ratchet.components.data import pins
 from ratchet.components.data.curate import curate
 from ratchet.components.data.groups import read_groups
-from ratchet.components.errors import DataError, RecipeError
+from ratchet.components.errors import DataError, GateError, RecipeError
 from ratchet.components.recipes.check_data import check_files
 from ratchet.components.recipes.conform import conform
 from ratchet.components.recipes.plan import plan
@@ -186,6 +186,20 @@ def test_splits_of_a_column_are_capped_and_weighted_where_they_are_for_training(
     assert {
         label.removesuffix(".jsonl"): one["groups"] for label, one in summary["sources"].items()
     } == counts
+
+
+@pytest.mark.parametrize("limit", [None, 10])
+def test_a_source_that_loses_all_that_its_limit_leaves_is_an_error(tmp_path, limit):
+    good, bad = source(tmp_path, "good", 40), source(tmp_path, "bad", 100)
+    bad.write_text(bad.read_text().replace("question", "Bitte erzähle mir etwas Neues über die Zahl"))
+    section = {
+        "sources": [{"source": f"path:{good}"}, {"source": f"path:{bad}", "limit": limit}],
+        "near_threshold": None,
+        "transforms": [{"name": "language"}],
+        "splits": {"sft": 0.8, "evaluate": 0.2},
+    }
+    with pytest.raises(GateError, match="bad"):
+        curate(section, [good, bad], words, tmp_path / "out", 0)
 
 
 def test_weights_without_a_record_for_training_are_an_error(tmp_path):
