@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ PARTS = ("fetch", "curate", "train", "evaluate")
 
 def check_outputs(pipeline: Pipeline, workspace: Path, part: str) -> None:
     """`RecipeError` before outputs of a part replace files that are not DVC's: dvc.yaml must have the part as
-    a stage, and no data source may lie in an output.
+    a stage, and no source may lie in an output.
     """
     stages = read_stages(workspace)
     if part not in stages:
@@ -32,29 +33,46 @@ def check_outputs(pipeline: Pipeline, workspace: Path, part: str) -> None:
             f"{workspace} has no dvc.yaml with a stage {part!r}, whose outputs `ratchet stage {part}` "
             "replaces; without DVC use `ratchet run`"
         )
-    replaced = [(workspace / path).resolve() for stage in stages.values() for path in outputs(stage)]
-    for source in pipeline.recipe.data.every_source:
-        address = source.source
+    if source := source_in_outputs(pipeline, workspace):
+        raise RecipeError(f"{source} lies in an output of dvc.yaml, which the stage would replace; move it")
+
+
+def source_in_outputs(pipeline: Pipeline, workspace: Path) -> str:
+    """A source of data or of a model that lies in an output of dvc.yaml, or contains one; empty if none
+    does.
+    """
+    replaced = [(workspace / path).resolve() for path in owned(workspace)]
+    sources = [*pipeline.recipe.data.every_source, *pipeline.recipe.models.values()]
+    for address in (one.source for one in sources):
         file = (workspace / address[5:]).resolve() if address.startswith("path:") else None
-        if file and any(file == path or path in file.parents for path in replaced):
-            raise RecipeError(
-                f"{source.source} lies in an output of dvc.yaml, which the stage would replace; move it"
-            )
+        if file and any(path in (file, *file.parents) or file in path.parents for path in replaced):
+            return address
+    return ""
+
+
+def owned(workspace: Path) -> set[str]:
+    """Paths of the outputs of dvc.yaml."""
+    return {os.path.normpath(path) for stage in read_stages(workspace).values() for path in outputs(stage)}
 
 
 def publish_outputs(pipeline: Pipeline, workspace: Path, parts: Sequence[str] = PARTS) -> None:
-    """Publish the outputs of the given parts where `dvc.yaml` expects them. Links instead of copies where the
-    file system allows it.
+    """Publish the outputs of the given parts that `dvc.yaml` lists; other files are not DVC's and stay. Links
+    instead of copies where the file system allows it.
     """
-    data, folder = workspace / "data", pipeline.run.path / "layout"
+    folder, listed = pipeline.run.path / "layout", owned(workspace)
+
+    def place(source: Path, path: str) -> None:
+        if path in listed:
+            publish(source, workspace / path)
+
     if "fetch" in parts:
-        publish(pipeline.artifact("raw").path, data / "raw")
+        place(pipeline.artifact("raw").path, "data/raw")
     if "curate" in parts:
-        publish(pipeline.artifact("curated").path, data / "curated")
+        place(pipeline.artifact("curated").path, "data/curated")
         for stage, file in (("drafts", "quarantine.jsonl"), ("curated", "quarantined.jsonl")):
             if (pipeline.artifact(stage).path / file).exists():
                 publish(pipeline.artifact(stage).path / file, folder / "quarantined" / file)
-        publish(folder / "quarantined", data / "quarantined")
+        place(folder / "quarantined", "data/quarantined")
     if "train" in parts:
         groups = [
             name
@@ -64,22 +82,27 @@ def publish_outputs(pipeline: Pipeline, workspace: Path, parts: Sequence[str] = 
         for name in groups:
             publish(pipeline.artifact(name).path, folder / "rounds" / name)
         if groups:
-            publish(folder / "rounds", data / "rounds")
+            place(folder / "rounds", "data/rounds")
     if "evaluate" in parts and "evaluate" in pipeline.stages:
         results = json.loads((pipeline.artifact("evaluate").path / "results.json").read_text())
-        write_atomic(workspace / "metrics.json", json.dumps(headline_metrics(results), indent=1) + "\n")
+        if "metrics.json" in listed:
+            write_atomic(workspace / "metrics.json", json.dumps(headline_metrics(results), indent=1) + "\n")
         pictures = pipeline.artifact("evaluate").path / "plots"
         if not pictures.is_dir():
             pictures = folder / "plots"
             pictures.mkdir(parents=True, exist_ok=True)
-        publish(pictures, workspace / "plots")
+        place(pictures, "plots")
 
 
 def publish_and_commit(pipeline: Pipeline, workspace: Path) -> dict[str, str]:
     """Publish all outputs and run `dvc commit` at the end of a Prefect run, so that dvc.lock is the same as
-    after `dvc repro`. Returns {} for a run that is not the one of dvc.yaml; its data stays in the store.
+    after `dvc repro`. Returns {} for a run that is not the one of dvc.yaml, or has a source in an output of
+    dvc.yaml, which would be replaced; its data stays in the store.
     """
     if not is_of_workspace(pipeline, workspace):
+        return {}
+    if source := source_in_outputs(pipeline, workspace):
+        log.warning("%s lies in an output of dvc.yaml: DVC does not record the data of this run", source)
         return {}
     with file_lock(
         pipeline.store.home / "workspace.lock", f"the DVC workspace {workspace}"

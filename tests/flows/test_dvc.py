@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ratchet.flows.dvc_workspace import is_of_workspace
+from ratchet.flows.dvc_workspace import is_of_workspace, publish_and_commit, publish_outputs
 from ratchet.flows.ui import free_port, wait_for
 from ratchet.tasks.data.versioning import dvc, read_dvc_lock
 from ratchet.tasks.pipeline import Pipeline
@@ -125,6 +125,64 @@ def test_only_a_run_with_the_settings_of_dvc_yaml_is_recorded_by_dvc(
     (tmp_path / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"train": {"cmd": command}}}))
     pipeline = Pipeline.open("sft", home=tmp_path / "out", overrides=overrides, profile="test")
     assert is_of_workspace(pipeline, tmp_path) == same
+
+
+def rows(count: int = 300) -> str:
+    """Lines of a JSONL file with conversations."""
+    turns = (("Why?", f"Because of {i}.") for i in range(count))
+    talks = ([{"role": "user", "content": a}, {"role": "assistant", "content": b}] for a, b in turns)
+    return "".join(json.dumps({"messages": talk}) + "\n" for talk in talks)
+
+
+@pytest.mark.parametrize("source", ["data/raw/own.jsonl", "data/raw", "data"])
+def test_a_run_does_not_replace_its_own_source(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stages = {"train": {"cmd": "ratchet stage train own.yaml"}, "fetch": {"outs": ["data/raw"]}}
+    (tmp_path / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
+    (tmp_path / "data" / "raw").mkdir(parents=True)
+    (tmp_path / "data" / "raw" / "own.jsonl").write_text(rows())
+    recipe = {
+        "schema": 1,
+        "about": "x",
+        "base": "sft",
+        "profile": "test",
+        "data": {"source": f"path:{source}"},
+    }
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(recipe))
+    pipeline = Pipeline.open("own.yaml", home=tmp_path / "out")
+    assert is_of_workspace(pipeline, tmp_path)
+    assert publish_and_commit(pipeline, tmp_path) == {}
+    assert (tmp_path / "data" / "raw" / "own.jsonl").read_text() == rows()
+
+
+def test_only_outputs_that_dvc_yaml_lists_are_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.jsonl").write_text(rows())
+    recipe = {
+        "schema": 1,
+        "about": "x",
+        "base": "sft",
+        "profile": "test",
+        "data": {"source": "path:own.jsonl"},
+    }
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(recipe))
+    kept = tmp_path / "data" / "raw" / "of_the_user.csv"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("x")
+    pipeline = Pipeline.open("own.yaml", home=tmp_path / "out")
+    pipeline.make("raw")
+    stages: dict[str, Any] = {"fetch": {"cmd": "ratchet stage fetch own.yaml", "outs": []}}
+    (tmp_path / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
+    publish_outputs(pipeline, tmp_path, ("fetch",))
+    assert kept.exists()
+    stages["fetch"]["outs"] = ["data/raw/"]
+    (tmp_path / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
+    publish_outputs(pipeline, tmp_path, ("fetch",))
+    assert [file.name for file in kept.parent.iterdir()] == ["source.jsonl"]
 
 
 @pytest.mark.slow  # two minutes: every stage by its own command, and the run again
