@@ -190,7 +190,8 @@ def _optimised(lineage: Mapping[str, Any], scores: Sequence[str]) -> set[str]:
     if not lineage.get("resolved"):
         return set()
     try:
-        return set(learned_scores(reread(lineage["resolved"])[0]))
+        recipe = reread(lineage["resolved"])[0]
+        return set(learned_scores(recipe)) if recipe.evaluate else set()
     except RecipeError:
         return set(scores) - {"gold"}
 

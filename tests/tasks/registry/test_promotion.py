@@ -129,6 +129,16 @@ def test_recipe_sets_score_and_error_rate_of_the_comparison(version, home, tmp_p
     assert comparison is not None and comparison.better and comparison.level == 1 - spent(2, 0.01)
 
 
+def test_a_version_without_evaluation_can_be_promoted_by_force(version, home, tmp_path):
+    name, first = tmp_path.name, version("first")
+    assert promote(name, first, PASSED, home=home)
+    resolved = dump(*load("sft", overrides=["evaluate=null", "claim=null"]))
+    other = version("other", resolved=resolved)
+    found = against_champion(name, other, home=home)
+    assert found is not None and found.score == "gold"
+    assert promote_by_hand(name, other, "needed now", force=True, home=home)[0] == other
+
+
 def test_deleting_a_challenger_gives_no_further_chance(version, home, tmp_path):
     name, first = tmp_path.name, version("first")
     assert promote(name, first, PASSED, home=home)
