@@ -80,6 +80,13 @@ def logged_model(
     return model.model_id
 
 
+def replace_lineage(mlflow: Any, model_id: str, lineage: Mapping[str, Any]) -> None:
+    """Replace the lineage stored with a model."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / LINEAGE).write_text(json.dumps(lineage, indent=1))
+        mlflow.log_model_artifacts(model_id, folder)
+
+
 def link_to_run(mlflow: Any, run_id: str, model_id: str, metrics: Mapping[str, float]) -> None:
     """Add the model and its metrics to the run's page; the link last, since it marks completion."""
     from mlflow.entities import LoggedModelOutput, Metric

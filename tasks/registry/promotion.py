@@ -25,6 +25,7 @@ from ratchet.components.evaluation.verdicts import spent
 from ratchet.components.recipes.check_independent import learned_scores
 from ratchet.components.recipes.recipe import reread
 from ratchet.components.recipes.schema_evaluation import Champion
+from ratchet.components.storage.store import digest
 from ratchet.tasks.process.locks import registry_lock
 from ratchet.tasks.registry.registry import ROLLED_BACK, ensure_files, move_alias
 from ratchet.tasks.registry.versions import (
@@ -47,7 +48,8 @@ MOST_RESAMPLES = 2_000_000
 @dataclass(frozen=True)
 class Comparison:
     """Comparison of a challenger with the champion by one score, the `number`-th for this champion.
-    `why_not`: empty if comparable. `low` and `high` are at confidence `level`.
+    `why_not`: empty if comparable. `low` and `high` are at confidence `level`. `of`: digest of the compared
+    numbers.
     """
 
     champion: str
@@ -58,6 +60,7 @@ class Comparison:
     low: float = 0.0
     high: float = 0.0
     n: int = 0
+    of: str = ""
     why_not: str = ""
 
     @property
@@ -79,7 +82,8 @@ def against_champion(
     name: str, number: str, *, rule: Champion | None = None, home: Path
 ) -> Comparison | None:
     """Compare a version with the champion and record it; None if there is no champion or it is this version.
-    Repeating it returns the same comparison. Default: the `rule` of the challenger's recipe.
+    Repeating it returns the same comparison; if one was evaluated again, it is another one, and counts.
+    Default: the `rule` of the challenger's recipe.
     """
     with service(f"comparing {name} version {number}", home) as mlflow:
         versions = versions_of(mlflow, name)
@@ -96,16 +100,17 @@ def against_champion(
         if why_not := why_not_comparable(mine, theirs, score):
             return Comparison(best.version, score, why_not=why_not)
         tag = f"{COMPARED}{best.version}.{score}"
+        of = digest([one["per_prompt"][score] for one in (mine, theirs)])
         before = json.loads(challenger.tags.get(tag, "{}"))
         earlier = [t for v in versions for t in v.tags if t.startswith(f"{COMPARED}{best.version}.")]
         counted = max(len(earlier), int(best.tags.get(COUNT, 0)))  # a deleted challenger stays counted
-        met = before.get("number") or 1 + counted
+        met = before["number"] if before.get("of") == of else 1 + counted
         share = spent(met, rule.alpha)
         # at least forty resamples in each tail
         resamples = min(MOST_RESAMPLES, max(10_000, math.ceil(80 / share)))
         try:
             interval = paired_difference(mine, theirs, score, level=1 - share, resamples=resamples)
-            found = Comparison(best.version, score, met, 1 - share, **interval)
+            found = Comparison(best.version, score, met, 1 - share, **interval, of=of)
         except DataError as error:  # keep the registration
             return Comparison(best.version, score, why_not=str(error))
         mlflow.set_model_version_tag(name, best.version, COUNT, str(max(met, counted)))

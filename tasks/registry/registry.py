@@ -18,10 +18,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ratchet.components.errors import StoreError
+from ratchet.components.errors import ServiceError, StoreError
 from ratchet.components.storage.store import file_digest
 from ratchet.tasks.machine.provenance import packages
-from ratchet.tasks.registry.logged_models import MARK, link_to_run, logged_model
+from ratchet.tasks.registry.logged_models import MARK, link_to_run, logged_model, replace_lineage
 from ratchet.tasks.registry.versions import (
     HISTORY,
     Version,
@@ -50,7 +50,7 @@ def register(
     home: Path,
 ) -> str:
     """Register the directory as a version of model `name`; returns the existing version if weights and data
-    digests are equal.
+    digests are equal, with the lineage and metrics of the new evaluation if it was evaluated again.
 
     `lineage` becomes tags (`lineage.data.<name>`, `lineage.recipe`, ...) and `lineage.json`. Identity: its
     `data` mapping and the digest of the files. `parents`: versions it was trained from, stage ->
@@ -74,6 +74,8 @@ def register(
             if known.tags.get(MARK) == mark and (external or not known.external):
                 if run_id:  # possibly another run with the same result, or this one, killed earlier
                     link_to_run(mlflow, run_id, known.model_id, metrics or {})
+                if lineage.get("results"):
+                    _evaluated_again(mlflow, known, lineage, tags, home)
                 return known.version
         model_id = logged_model(mlflow, model_dir, name, mark, lineage, run_id, external, home)
         with _as_default(tracking_uri(home)):
@@ -83,6 +85,29 @@ def register(
         if run_id:
             link_to_run(mlflow, run_id, model_id, metrics or {})
         return str(made.version)
+
+
+def _evaluated_again(
+    mlflow: Any, known: Version, lineage: Mapping[str, Any], tags: Mapping[str, str], home: Path
+) -> None:
+    """Replace lineage and metrics of a version if `lineage` has another evaluation; the file last, since it
+    marks completion.
+    """
+    before: dict[str, Any] = {}
+    with contextlib.suppress(ServiceError):  # a file that was being replaced; no server fails below
+        before = saved_lineage(known, home=home) or {}
+    old, new = (json.dumps(one.get("results"), sort_keys=True) for one in (before, lineage))
+    if old == new:
+        return
+    wanted, present = (
+        {name: value for name, value in one.items() if name.startswith(("metric.", "lineage."))}
+        for one in (tags, known.tags)
+    )
+    for name in present.keys() - wanted.keys():
+        mlflow.delete_model_version_tag(known.name, known.version, name)
+    for name in (name for name, value in wanted.items() if present.get(name) != value):
+        mlflow.set_model_version_tag(known.name, known.version, name, wanted[name])
+    replace_lineage(mlflow, known.model_id, lineage)
 
 
 def promote(name: str, version: str, verdict: Mapping[str, Any], *, home: Path) -> bool:

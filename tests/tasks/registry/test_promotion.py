@@ -129,6 +129,20 @@ def test_recipe_sets_score_and_error_rate_of_the_comparison(version, home, tmp_p
     assert comparison is not None and comparison.better and comparison.level == 1 - spent(2, 0.01)
 
 
+def test_another_evaluation_is_another_comparison(version, home, tmp_path):
+    name, first = tmp_path.name, version("first")
+    assert promote(name, first, PASSED, home=home)
+    second = version("second", lift=0.5)
+    before = against_champion(name, second, home=home)
+    assert before == against_champion(name, second, home=home) and before.number == 1
+    lineage = saved_lineage(history(name, home=home)[-1], home=home)
+    lineage["results"]["per_prompt"]["gold"] = [0.0] * 50
+    assert register(tmp_path / "second", name, lineage=lineage, home=home) == second
+    found = against_champion(name, second, home=home)
+    assert (found.number, found.n, found.better) == (2, 50, False)
+    assert against_champion(name, second, home=home) == found, "asking again spends nothing"
+
+
 def test_a_version_without_evaluation_can_be_promoted_by_force(version, home, tmp_path):
     name, first = tmp_path.name, version("first")
     assert promote(name, first, PASSED, home=home)

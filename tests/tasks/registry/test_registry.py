@@ -110,6 +110,18 @@ def walk(tmp_path, home):
     assert versions[worse].aliases == ("candidate",) and versions[worse].tags["verdict"] == "refused"
     assert saved_lineage(versions[middle], home=home) == saved_lineage(versions[final], home=home) == LINEAGE
     assert versions[middle].external and not versions[final].external
+    again = {**LINEAGE, "run": "second", "results": {"prompts": "p"}}  # evaluated again, by another measure
+    numbers = {"gain": 0.2}
+    for _ in range(2):
+        assert register(one, name, lineage=again, metrics=numbers, run_id=second, home=home) == final
+    changed = {v.version: v for v in history(name, home=home)}
+    assert saved_lineage(changed[final], home=home) == again
+    measured = {tag for tag in changed[final].tags if tag.startswith("metric.")}
+    assert measured == {"metric.gain"} and changed[final].tags["lineage.run"] == "second"
+    assert changed[final].aliases == versions[final].aliases and changed[middle] == versions[middle]
+    assert register(one, name, lineage=LINEAGE, external=True, home=home) == middle
+    register(one, name, lineage=LINEAGE, home=home)  # as a checkpoint of a run that evaluates another model
+    assert saved_lineage(changed[final], home=home) == again
     assert promote(name, worse, {"passed": True, "reasons": ["a person said so"]}, home=home)
     after = {v.version: v for v in history(name, home=home)}
     assert events(after[final])[-1]["replaced_by"] == worse and events(after[worse])[-1]["replaced"] == final
