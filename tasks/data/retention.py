@@ -4,9 +4,10 @@ needs.
 Kept, with all their ancestors:
     promoted    versions with an alias or a former champion, and all of the runs that made them
     registered  other registered versions, or of each model the `best` by a metric
-    alive       outputs linked or planned by runs of living processes
-    recent      the same of the last runs and of the runs of the last days; killed runs can be continued until
-                then
+    alive       outputs linked or planned by runs of living processes, and by runs that wait for people's
+                labels
+    recent      the same of the last runs and of the runs of the last days, in which people's labels count as
+                activity; killed runs can be continued until then
 Only entries written by the store are removed: outputs whose manifest matches their name, work of stages that
 are not locked, and leftovers. Runs keep recipe, lineage, logs and metrics.
 """
@@ -26,8 +27,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ratchet.components.errors import RecipeError, StoreError, nearest
+from ratchet.components.labels.labels import LABELS
 from ratchet.components.storage.run_directory import RunDirectory
 from ratchet.components.storage.store import Store, disk_errors, read_manifest
+from ratchet.tasks.labels.waiting import queue_of
 from ratchet.tasks.registry.versions import Version, events, history, models
 from ratchet.tasks.tracking.server import allowed
 
@@ -121,7 +124,11 @@ def needed(store: Store, policy: Policy) -> dict[str, str]:
     kept: dict[str, str] = {}
     runs = {path: _products(path) for path in (store.home / "runs").glob("*") if path.is_dir()}
     by_age = sorted(runs, key=_active, reverse=True)
-    alive = {path for path in runs if RunDirectory(store.home, path.name).alive()}
+    alive = {
+        path
+        for path in runs
+        if RunDirectory(store.home, path.name).alive() or _state(path).get("state") == "waiting"
+    }
     recent = {
         path
         for i, path in enumerate(by_age)
@@ -197,9 +204,9 @@ def _state(run: Path) -> dict:
 
 def _active(run: Path) -> float:
     """Time of a run's last activity, in seconds since 1970."""
-    return max(
-        p.stat().st_mtime for p in (run, run / "run.json", run / "stages", run / "alive") if p.exists()
-    )
+    queues = (queue_of(run.parent.parent, *stage) for stage in _state(run).get("stages", {}).items())
+    files = (run, run / "run.json", run / "stages", run / "alive", *(queue / LABELS for queue in queues))
+    return max(p.stat().st_mtime for p in files if p.exists())
 
 
 @contextlib.contextmanager

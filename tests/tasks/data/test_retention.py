@@ -14,6 +14,7 @@ from ratchet.components.errors import RecipeError, StoreError
 from ratchet.components.storage.run_directory import RunDirectory
 from ratchet.components.storage.store import Store
 from ratchet.tasks.data.retention import Policy, survey, sweep
+from ratchet.tasks.labels.waiting import queue_of
 from ratchet.tasks.registry.lineage import of_product
 from ratchet.tasks.registry.registry import promote, register
 
@@ -106,6 +107,23 @@ def test_gc_keeps_artifacts_of_running_runs(publish, run_of, tmp_path):
         child.wait()
     assert went(sweep(tmp_path, NOTHING)) == {"curated", "sft"}  # dead now: its product and its work
     assert not work.exists()
+
+
+def test_gc_keeps_labels_that_people_give(run_of, tmp_path):
+    run = run_of("asks", state="waiting")
+    run.record(stages={"ask_1": "b" * 64})
+    queue = queue_of(tmp_path, "ask_1", "b" * 64)
+    queue.mkdir(parents=True)
+    (queue / "labels.jsonl").write_text("{}\n")
+    os.utime(queue / "labels.jsonl", (0, 0))
+    age(run, 90)
+    assert not survey(tmp_path, NOTHING).go, "suspended until people have labelled, however long it takes"
+    run.record(state="running")  # killed while people go on
+    age(run, 90)
+    os.utime(queue / "labels.jsonl")
+    assert not survey(tmp_path, Policy(keep_last=0)).go
+    os.utime(queue / "labels.jsonl", (0, 0))
+    assert went(survey(tmp_path, Policy(keep_last=0))) == {"ask_1"}
 
 
 def test_gc_keeps_progress_of_recent_interrupted_runs(publish, run_of, tmp_path):
