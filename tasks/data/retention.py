@@ -134,8 +134,9 @@ def needed(store: Store, policy: Policy) -> dict[str, str]:
         for i, path in enumerate(by_age)
         if i < policy.keep_last or _active(path) > time.time() - policy.keep_days * 86400
     }
-    versions = [v for name in models(home=store.home) for v in history(name, home=store.home)]
-    here = [v for v in versions if Path(v.path).parent == store.root]
+    versions = [v for name in models(home=store.home) for v in history(name, home=store.home) if v.path]
+    # also by name, since a home may be renamed, or have another path in a container
+    here = [v for v in versions if (p := Path(v.path)).parent == store.root or (store.root / p.name).is_dir()]
     if not here and any(_state(path).get("versions") for path in runs):
         raise StoreError(
             f"runs under {store.home / 'runs'} have registered models, but this registry has none of them; "

@@ -182,6 +182,19 @@ def test_promoted_versions_keep_their_whole_run_and_the_best_their_ancestors(pub
         sweep(tmp_path, NOTHING)
 
 
+def test_gc_keeps_registered_versions_of_a_home_that_was_renamed(publish, run_of, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'team.db'}")
+    home, renamed = tmp_path / "before", tmp_path / "after"
+    for number, folder in enumerate((home, renamed)):
+        with Store(folder).working("sft", str(number) * 64) as work:
+            (work.product / "weights").write_text(str(number))
+            made = Store(folder).publish(work, "sft", str(number) * 64, "weights", (), {})
+        register(made.path, "policy", lineage={"data": {}}, external=True, home=folder)
+        if folder == home:
+            home.rename(renamed)
+    assert not survey(renamed, NOTHING).go
+
+
 def test_gc_keeps_versions_without_the_ranking_metric(publish, run_of, tmp_path):
     base = publish("model_policy")
     for name, metrics in (("policy", {"win_rate": 0.9}), ("reward_model", {"accuracy": 0.6})):
