@@ -12,7 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ratchet.components.recipes.arms import final_arm, title_of
+from ratchet.components.errors import RecipeError
+from ratchet.components.piece import describe
+from ratchet.components.recipes.arms import final_arm, label_of, title_of
+from ratchet.components.recipes.sections import Spec
 from ratchet.components.storage.store import content, digest, read_manifest
 
 FINAL = "final."
@@ -69,13 +72,41 @@ def _manifest_of(store: Path, key: str) -> dict[str, Any] | None:
 
 
 def _scorer(score: str, contents: Mapping[str, str], options: Mapping[str, Any]) -> str:
-    """Digest of a score's source: gold measure with encoder, reward model, or the recipe's metrics."""
+    """Digest of a score's source: gold measure with encoder, reward model, or the recipe's metrics and the
+    models that the score reads; of a measure also its options and the number of answers. Empty if an input of
+    it is no longer there.
+    """
     if score == "gold":
         return digest([contents["gold"], contents["encoder"]]) if {"gold", "encoder"} <= set(contents) else ""
     role = score.removeprefix("reward.")
     if role in options.get("reward_models", ()):
         return contents.get(role, "")
-    return digest([score, options.get("metrics", [])])
+    metrics = options.get("metrics", [])
+    measures = [spec for spec in options.get("measures", ()) if label_of(spec) == score]
+    try:
+        models = _models_of(score, metrics, measures)
+    except RecipeError:  # a piece that there is no more
+        return ""
+    if not models <= contents.keys():
+        return ""
+    parts: list[Any] = [{name: contents[name] for name in sorted(models)}] if models else []
+    if measures:
+        parts += [measures, _answered(options).get("responses_per_prompt", 1)]
+    return digest([score, metrics, *parts])
+
+
+def _models_of(score: str, metrics: Sequence[Spec], measures: Sequence[Spec]) -> set[str]:
+    """Models that a score depends on, also through scores that it reads, without those of the run itself."""
+    columns, models = {score}, set[str]()
+    for slot, spec in [
+        *(("measure", one) for one in measures),
+        *(("annotate", one) for one in metrics[::-1]),
+    ]:
+        piece = describe(slot, spec["name"])
+        if slot == "measure" or columns & piece.named("writes", spec):
+            columns |= piece.named("reads", spec)
+            models |= piece.named("models", spec)
+    return models - {"policy", "initial"}
 
 
 def headline_metrics(results: Mapping[str, Any]) -> dict[str, float]:

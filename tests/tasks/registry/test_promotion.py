@@ -239,6 +239,30 @@ def test_decoding_of_the_final_arm_must_be_the_same():
     assert plain not in (answers({"n": 16}), answers(top_k=1), answers(top_p=0.1))
 
 
+def test_scores_by_other_options_or_models_are_of_another_scorer():
+    exact, judge = {"name": "rewards.exact_answer"}, {"name": "rewards.reward_model", "model": "judge"}
+    both = {"name": "rewards.combine", "rewards": ["reward.judge", "reward.exact_answer"]}
+
+    def scorer(score, *measures, answers=4, judge_is="j"):
+        rollout = {"name": "sample", "responses_per_prompt": answers}
+        arms = {"policy": {"data": "evaluate", "rollout": rollout, "best_of": None}}
+        options = {"metrics": [exact, judge, both], "measures": measures, "arms": arms}
+        return results._scorer(score, {"judge": judge_is}, options)
+
+    one, four = ({"name": "pass_at_k", "reward": "reward.exact_answer", "k": k} for k in (1, 4))
+    combined = {"name": "pass_at_k", "label": "voted", "reward": "reward.combined"}
+    assert scorer("pass_at_k", one) == scorer("pass_at_k", one, judge_is="other")
+    assert scorer("pass_at_k", one) != scorer("pass_at_k", four)
+    assert scorer("voted", combined) not in (
+        scorer("voted", combined, answers=16),
+        scorer("voted", combined, judge_is="other"),
+    )
+    assert scorer("reward.combined") != scorer("reward.combined", judge_is="other")
+    assert scorer("reward.combined") == scorer("reward.combined", one, answers=16)
+    assert scorer("reward.exact_answer") == scorer("reward.exact_answer", judge_is="other")
+    assert results._scorer("voted", {}, {"metrics": [judge, both], "measures": [combined]}) == ""
+
+
 def test_comparable_gives_the_reason():
     mine = evaluation([1.0, 2.0])
     assert why_not_comparable(mine, evaluation([0.0]), "gold") == "" and shared_scores(
