@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperOption
 
-from ratchet.components.errors import RatchetError, RecipeError, redacted
+from ratchet.components.errors import BusyError, RatchetError, RecipeError, redacted
 from ratchet.flows.commands.certify import certify
 from ratchet.flows.commands.chat import chat
 from ratchet.flows.commands.claims import claims
@@ -104,7 +104,10 @@ def sync(home: Home = OUT) -> None:
     from ratchet.tasks.tracking.upload import sync as upload
 
     for run in sorted((home / "runs").glob("*/run.json")):
-        typer.echo(f"{run.parent.name}: {upload(run.parent, home)} metric values uploaded")
+        try:
+            typer.echo(f"{run.parent.name}: {upload(run.parent, home)} metric values uploaded")
+        except BusyError:  # such as the run itself
+            typer.echo(f"{run.parent.name}: another process uploads it now")
 
 
 @app.command()

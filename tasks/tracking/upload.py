@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ratchet.components.errors import ServiceError, redacted
+from ratchet.components.errors import BusyError, redacted
 from ratchet.tasks.data.versioning import dvc_md5
 from ratchet.tasks.tracking.mlflow_runs import ROOT, MlflowRun, mlflow_runs
 from ratchet.tasks.tracking.server import (
@@ -42,7 +42,7 @@ version_of = functools.cache(dvc_md5)  # artifacts are immutable and shared by s
 
 def sync(run_dir: Path, home: Path) -> int:
     """Upload everything that MLflow lacks; returns the number of points. `RecipeError` if it is not a run
-    directory, `ServiceError` if the server is unreachable or another process is uploading.
+    directory, `ServiceError` if the server is unreachable, `BusyError` if another process is uploading.
     """
     with (
         contextlib.closing(Uploader(Path(run_dir).resolve(), Path(home))) as uploader,
@@ -77,9 +77,7 @@ class Uploader:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self.lock.close()
-            raise ServiceError(
-                f"{run_dir} is being uploaded by another process; wait until it ends"
-            ) from None
+            raise BusyError(f"{run_dir} is being uploaded by another process; wait until it ends") from None
 
     def close(self) -> None:
         self.lock.close()

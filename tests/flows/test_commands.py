@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from ratchet.components.errors import ContractError, RecipeError
+from ratchet.components.errors import BusyError, ContractError, RecipeError
 from ratchet.components.recipes.recipe import load
 from ratchet.flows.cli import app
 from ratchet.flows.compare import compare, metric_of
@@ -44,6 +44,17 @@ def home(publish, run_of, tmp_path, monkeypatch) -> Path:
         report = publish("evaluate", {"policy": sft, "data": data}, kind="report", results=results)
         run_of(name, model_policy=base, curated=data, sft=sft, evaluate=report)
     return tmp_path
+
+
+def test_sync_leaves_out_a_run_that_uploads_itself(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def upload(run: Path, home: Path) -> int:
+        if run.name == "one":
+            raise BusyError("in use")
+        return 7
+
+    monkeypatch.setattr("ratchet.tasks.tracking.upload.sync", upload)
+    output = ratchet("sync", "--home", str(home))
+    assert "one: another process uploads it now" in output and "two: 7 metric values uploaded" in output
 
 
 def test_lineage_prints_a_tree_and_draws(home: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ratchet.components.errors import RecipeError, ServiceError
+from ratchet.components.errors import BusyError, RecipeError, ServiceError
 from ratchet.tasks.data.versioning import dvc_md5
 from ratchet.tasks.machine.system import samples_of
 from ratchet.tasks.pipeline import Pipeline
@@ -152,7 +152,7 @@ def test_run_is_uploaded_in_the_background(home: Path, pipeline: Pipeline) -> No
     while len(losses(home, run_id)) < 5 and time.monotonic() < end:
         time.sleep(0.2)
     assert len(losses(home, run_id)) == 5
-    with pytest.raises(ServiceError, match="another process"):
+    with pytest.raises(BusyError, match="another process"):
         sync(pipeline.run.path, home)
     assert tracking.close(wait_seconds=600)
 
