@@ -54,17 +54,19 @@ def environment_error(error: BaseException | None) -> str | None:
 
 
 def finished(pipeline: Pipeline, until: Until) -> bool:
-    """True if all stages are finished and, with `until="register"`, their weights registered."""
-    from ratchet.tasks.registry.registration import checkpoints
+    """True if all stages are finished and, with `until="register"`, their weights registered as the models of
+    the recipe: without an evaluation, a run is the same with another `register`.
+    """
+    from ratchet.tasks.registry.registration import checkpoints, model_of
 
     file = pipeline.run.path / "run.json"
     if not file.exists() or any(s.state != "done" for s in pipeline.status()):
         return False
     state = json.loads(file.read_text())
-    registers = pipeline.recipe.register is not None and checkpoints(pipeline)
-    return until != "register" or (
-        state.get("state") == "finished" and ("versions" in state or not registers)
-    )
+    names = checkpoints(pipeline) if pipeline.recipe.register is not None else []
+    wanted = {name: model_of(pipeline, name) for name in names}
+    versions = {name: version.rpartition(":")[0] for name, version in (state.get("registered") or {}).items()}
+    return until != "register" or (state.get("state") == "finished" and (not wanted or versions == wanted))
 
 
 def execute(pipeline: Pipeline, console: Console, warnings: Sequence[str], **options: Any) -> None:

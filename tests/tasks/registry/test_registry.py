@@ -200,6 +200,26 @@ def test_recipe_that_trains_nothing_registers_nothing(tmp_path):
     assert finished(pipeline, "register")
 
 
+def test_a_run_is_not_finished_before_it_is_registered_as_the_model_of_the_recipe(tmp_path):
+    from ratchet.flows.running import finished
+    from ratchet.tasks.pipeline import Pipeline
+
+    def opened(name):
+        overrides = ["evaluate=null", "claim=null", f"register={{model: {name}}}"]
+        return Pipeline.open("sft", home=tmp_path, profile="test", overrides=overrides)
+
+    first, other = opened("first"), opened("other")
+    assert first.run.name == other.run.name
+    for name, stage in first.stages.items():
+        with first.store.working(name, stage.key) as work:
+            (work.product / "file").write_text("")
+            first.store.publish(work, name, stage.key, stage.kind, (), {})
+    first.run.record(state="finished", versions={"sft": "1"}, registered={"sft": "first:1"})
+    assert finished(first, "register") and not finished(other, "register") and finished(other, "train")
+    first.run.record(registered={}, postponed="no server")
+    assert not finished(first, "register")
+
+
 def test_versions_have_metrics_and_parent_versions(tmp_path, monkeypatch):
     """Parents are the nearest checkpoints: the policy before a round, and the reward model that scored its
     pairs.
