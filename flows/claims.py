@@ -63,6 +63,8 @@ class Graph:
         self.waiting[node] = (pipeline, {(one.name, one.key) for one in parents})
         for parent in parents:
             self._add(pipeline, parent)
+            if (wrong := self.failed.get((parent.name, parent.key))) and self.waiting.pop(node, None):
+                self.failed[node] = wrong  # by the check of another claim
 
     def ready(self) -> Iterator[tuple[Node, Pipeline]]:
         """Nodes whose inputs are made, in the order in which they were wanted."""

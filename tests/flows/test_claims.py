@@ -205,22 +205,19 @@ def test_seeds_are_added_while_undecided(publish: Any, tmp_path: Path) -> None:
 # --- graph
 
 
-def test_equal_keys_are_one_node_and_a_failure_reaches_its_dependants_only(tmp_path: Path) -> None:
-    def run(name: str) -> Any:
-        rows = [
-            ("base", ()),
-            ("sft", ("base",)),
-            (f"own_{name}", ("sft",)),
-            (f"report_{name}", (f"own_{name}",)),
-        ]
-        stages = {
-            one: Stage(one, one, "report" if "report" in one else "weights", {}, {p: p for p in parents}, one)
-            for one, parents in rows
-        }
-        return SimpleNamespace(stages=stages, store=Store(tmp_path), recipe=SimpleNamespace(name=name))
+def graph_run(home: Path, name: str) -> Any:
+    """A run whose first two stages all runs share."""
+    rows = [("base", ()), ("sft", ("base",)), (f"own_{name}", ("sft",)), (f"report_{name}", (f"own_{name}",))]
+    stages = {
+        one: Stage(one, one, "report" if "report" in one else "weights", {}, {p: p for p in parents}, one)
+        for one, parents in rows
+    }
+    return SimpleNamespace(stages=stages, store=Store(home), recipe=SimpleNamespace(name=name))
 
+
+def test_equal_keys_are_one_node_and_a_failure_reaches_its_dependants_only(tmp_path: Path) -> None:
     graph = claims.Graph()
-    reports = [graph.want(run(name)) for name in "ab"]
+    reports = [graph.want(graph_run(tmp_path, name)) for name in "ab"]
     assert len(graph.waiting) == 6 and [node[0] for node, _ in graph.ready()] == ["base"]
     for name in ("base", "sft"):
         graph.start((name, name))
@@ -229,6 +226,15 @@ def test_equal_keys_are_one_node_and_a_failure_reaches_its_dependants_only(tmp_p
     graph.start(("own_a", "own_a"))
     graph.finish(("own_a", "own_a"), "out of memory")
     assert "own_a failed: out of memory" in graph.failed[reports[0]] and reports[1] in graph.waiting
+
+
+def test_what_needs_a_stage_that_failed_before_fails_at_once(tmp_path: Path) -> None:
+    graph = claims.Graph()
+    graph.want(graph_run(tmp_path, "a"))
+    graph.start(("base", "base"))
+    graph.finish(("base", "base"), "out of memory")
+    report = graph.want(graph_run(tmp_path, "b"))  # seeds that another claim added later
+    assert "base failed: out of memory" in graph.failed[report] and not graph.waiting
 
 
 def test_recipes_without_a_claim_are_refused_before_anything_runs(tmp_path: Path) -> None:
