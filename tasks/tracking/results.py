@@ -78,13 +78,13 @@ def _scorer(score: str, contents: Mapping[str, str], options: Mapping[str, Any])
     """
     if score == "gold":
         return digest([contents["gold"], contents["encoder"]]) if {"gold", "encoder"} <= set(contents) else ""
-    role = score.removeprefix("reward.")
-    if role in options.get("reward_models", ()):
+    role, own = score.removeprefix("reward."), options.get("reward_models", ())
+    if role in own:
         return contents.get(role, "")
     metrics = options.get("metrics", [])
     measures = [spec for spec in options.get("measures", ()) if label_of(spec) == score]
     try:
-        models = _models_of(score, metrics, measures)
+        models = _models_of(score, metrics, measures, own)
     except RecipeError:  # a piece that there is no more
         return ""
     if not models <= contents.keys():
@@ -95,7 +95,9 @@ def _scorer(score: str, contents: Mapping[str, str], options: Mapping[str, Any])
     return digest([score, metrics, *parts])
 
 
-def _models_of(score: str, metrics: Sequence[Spec], measures: Sequence[Spec]) -> set[str]:
+def _models_of(
+    score: str, metrics: Sequence[Spec], measures: Sequence[Spec], reward_models: Sequence[str]
+) -> set[str]:
     """Models that a score depends on, also through scores that it reads, without those of the run itself."""
     columns, models = {score}, set[str]()
     for slot, spec in [
@@ -106,6 +108,7 @@ def _models_of(score: str, metrics: Sequence[Spec], measures: Sequence[Spec]) ->
         if slot == "measure" or columns & piece.named("writes", spec):
             columns |= piece.named("reads", spec)
             models |= piece.named("models", spec)
+    models |= {name for name in reward_models if f"reward.{name}" in columns}
     return models - {"policy", "initial"}
 
 

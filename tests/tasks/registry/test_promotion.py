@@ -260,6 +260,12 @@ def test_scores_by_other_options_or_models_are_of_another_scorer():
     assert scorer("reward.combined") != scorer("reward.combined", judge_is="other")
     assert scorer("reward.combined") == scorer("reward.combined", one, answers=16)
     assert scorer("reward.exact_answer") == scorer("reward.exact_answer", judge_is="other")
+    by_model = {"name": "pass_at_k", "reward": "reward.learned"}
+    options = {"measures": [by_model], "reward_models": ["learned"]}
+    assert results._scorer("pass_at_k", {"learned": "1"}, options) not in (
+        results._scorer("pass_at_k", {"learned": "2"}, options),
+        "",
+    )
     assert results._scorer("voted", {}, {"metrics": [judge, both], "measures": [combined]}) == ""
 
 
