@@ -48,11 +48,13 @@ def compare(
 
 
 def _check_known(names: Sequence[str], home: Path) -> None:
-    """`RecipeError` for a name that is neither a run nor a recipe."""
+    """`RecipeError` for a name that is neither a run nor a recipe, or a recipe that is named twice."""
     from ratchet.components.recipes.recipe import YAML
     from ratchet.components.recipes.recipe import names as shipped
     from ratchet.tasks.tracking.outcome import run_files
 
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise RecipeError(f"{repeated[0]} is named twice, which would count each of its seeds twice")
     for name in names:
         if not name.endswith(YAML) and name not in (known := shipped()):
             runs = [file.parent.name for file in run_files(home)]

@@ -173,6 +173,8 @@ def test_compare_rejects_invalid_arguments_before_running(
     )
     with pytest.raises(RecipeError, match="reward_model"):
         ratchet("compare", "sft", "reward_model", "--home", str(tmp_path))
+    with pytest.raises(RecipeError, match="dpo is named twice"):
+        ratchet("compare", "dpo", "sft", "dpo", "--home", str(tmp_path))
     with pytest.raises(RecipeError, match=r"--metric: dpo .*'win_rate'"):
         ratchet("compare", "dpo", "kto", "--metric", "win_rate", "--home", str(tmp_path))
     (tmp_path / "results.json").write_text(json.dumps({"per_prompt": {"final.gold": [0.5, 0.25]}, **ASKED}))
