@@ -159,14 +159,20 @@ def result_shifts(mine: Mapping[str, Any], best: Mapping[str, Any]) -> list[Shif
 
 
 def last_run(pipeline: Pipeline) -> Path | None:
-    """The newest other finished run of the same recipe in this home."""
+    """The newest other finished run of the same recipe in this home with curated data; a stage that another
+    worker runs here has none.
+    """
     runs = []
     for file in pipeline.run.path.parent.glob("*/run.json"):
         state = json.loads(file.read_text())
         alike = state.get("recipe") == pipeline.recipe.name and state.get("state") == "finished"
-        if alike and file.parent.name != pipeline.run.name:
+        if alike and file.parent.name != pipeline.run.name and _statistics(file.parent).exists():
             runs.append((state.get("ended", 0.0), file.parent))
     return max(runs)[1] if runs else None
+
+
+def _statistics(run: Path) -> Path:
+    return run / "stages" / "curated" / "statistics.parquet"
 
 
 def check_data_drift(pipeline: Pipeline) -> list[Shift]:
@@ -181,9 +187,9 @@ def check_result_drift(pipeline: Pipeline) -> list[Shift]:
 
 def _against_last_run(pipeline: Pipeline) -> tuple[str, list[Shift]] | None:
     before = last_run(pipeline)
-    if before is None or not (before / "stages" / "curated" / "statistics.parquet").exists():
+    if before is None:
         return None
-    old, new = (before / "stages" / "curated").resolve(), pipeline.artifact("curated").path.resolve()
+    old, new = _statistics(before).parent.resolve(), pipeline.artifact("curated").path.resolve()
     if old == new:
         return before.name, []
     tables = [list(read_parquet(place / "statistics.parquet")) for place in (old, new)]

@@ -207,6 +207,14 @@ def test_run_records_alerts_and_shows_drift(
     assert f"drift      data against toy-last: {moved}" in shown.replace("\n", " ")
 
 
+def test_a_stage_of_another_run_is_not_the_last_run(pipeline: Any, tmp_path: Path) -> None:
+    remote = tmp_path / "runs" / "toy-failed.sft"  # of a run that failed afterwards
+    remote.mkdir()
+    (remote / "run.json").write_text(json.dumps({"recipe": "toy", "state": "finished", "ended": 3.0}))
+    last = last_run(pipeline)
+    assert last is not None and last.name == "toy-last"
+
+
 def test_drift_errors_never_stop_a_run(
     pipeline: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
