@@ -34,7 +34,7 @@ from ratchet.tasks.labels.waiting import queue_of
 from ratchet.tasks.registry.versions import Version, events, history, models
 from ratchet.tasks.tracking.server import allowed
 
-TRASH = ".trash-"  # followed by the id of the process that empties it
+TRASH = ".trash-"  # followed by the time in nanoseconds
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def sweep(home: Path, policy: Policy) -> Survey:
     with disk_errors("removing from the store"):
         with store.steady(sweeping=True):
             found = survey(home, policy)
-            trash, gone = store.root / f"{TRASH}{os.getpid()}", []
+            trash, gone = store.root / f"{TRASH}{time.time_ns()}", []  # process ids repeat in containers
             trash.mkdir()
             for entry in found.go:
                 work = entry.path.parent.name == ".work"

@@ -80,7 +80,8 @@ def test_gc_deletes_only_store_directories(publish, tmp_path):
     outside.mkdir()
     (store / "linked-0123456789abcdef").symlink_to(outside)
     (store / ".replaced-sft-0123456789abcdef-17").mkdir()
-    (store / ".trash-17" / "0-sft-0123456789abcdef").mkdir(parents=True)  # of a gc that was killed
+    for number in (17, os.getpid()):  # of gcs that were killed, one with this process id
+        (store / f".trash-{number}" / "0-sft-0123456789abcdef").mkdir(parents=True)
     sweep(tmp_path, NOTHING)
     left = {p.name for p in store.iterdir() if not p.name.startswith(".")}
     assert left == {"notes", "sft-0123456789abcdef", "file", "linked-0123456789abcdef"} and outside.exists()
