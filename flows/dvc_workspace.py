@@ -74,15 +74,12 @@ def publish_outputs(pipeline: Pipeline, workspace: Path, parts: Sequence[str] = 
                 publish(pipeline.artifact(stage).path / file, folder / "quarantined" / file)
         place(folder / "quarantined", "data/quarantined")
     if "train" in parts:
-        groups = [
-            name
-            for name, stage in pipeline.stages.items()
-            if stage.kind == "groups" and stage.part == "train"
-        ]
-        for name in groups:
-            publish(pipeline.artifact(name).path, folder / "rounds" / name)
-        if groups:
-            place(folder / "rounds", "data/rounds")
+        rounds = folder / "rounds"
+        rounds.mkdir(parents=True, exist_ok=True)  # empty for a recipe without groups
+        for name, stage in pipeline.stages.items():
+            if stage.kind == "groups" and stage.part == "train":
+                publish(pipeline.artifact(name).path, rounds / name)
+        place(rounds, "data/rounds")
     if "evaluate" in parts and "evaluate" in pipeline.stages:
         results = json.loads((pipeline.artifact("evaluate").path / "results.json").read_text())
         if "metrics.json" in listed:

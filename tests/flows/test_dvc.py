@@ -185,6 +185,15 @@ def test_only_outputs_that_dvc_yaml_lists_are_replaced(
     assert [file.name for file in kept.parent.iterdir()] == ["source.jsonl"]
 
 
+def test_a_recipe_without_groups_has_empty_rounds(tmp_path: Path) -> None:
+    (tmp_path / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"train": {"outs": ["data/rounds"]}}}))
+    before = tmp_path / "data" / "rounds" / "rollout_1" / "groups.parquet"  # of the recipe before
+    before.parent.mkdir(parents=True)
+    before.write_text("x")
+    publish_outputs(Pipeline.open("sft", home=tmp_path / "out", profile="test"), tmp_path, ("train",))
+    assert list((tmp_path / "data" / "rounds").iterdir()) == []
+
+
 @pytest.mark.slow  # two minutes: every stage by its own command, and the run again
 def test_dvc_repro_and_the_flow_write_the_same_versions(
     workspace: Path, prefect: None, tmp_path: Path, tiny_model: Path
