@@ -144,7 +144,7 @@ def move_alias(
     before = version_with_alias(versions_of(mlflow, version.name), alias)
     if before is not None and before.version == version.version:
         return before
-    when, by = _now(), getpass.getuser()
+    when, by = _now(), _user()
     event = {"action": action, "alias": alias, "at": when, "by": by, "why": cut(why, 4000), **more}
     event_tags = {version.version: event | {"replaced": before.version if before else None}}
     if before is not None and alias == "champion":
@@ -193,6 +193,14 @@ def directory_digest(path: Path) -> str:
 
 def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _user() -> str:
+    """Name of the user, or the user id in a container that does not know the name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 @contextlib.contextmanager

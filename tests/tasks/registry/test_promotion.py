@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -127,6 +128,18 @@ def test_recipe_sets_score_and_error_rate_of_the_comparison(version, home, tmp_p
     )
     comparison = against_champion(name, better, rule=Champion(score="gold", alpha=0.01), home=home)
     assert comparison is not None and comparison.better and comparison.level == 1 - spent(2, 0.01)
+
+
+def test_a_user_without_a_name_can_promote(version, home, tmp_path, monkeypatch):
+    for variable in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(variable, raising=False)
+
+    def unknown(uid):
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert promote(tmp_path.name, version("first"), PASSED, home=home)
+    assert events(champion(tmp_path.name, home=home))[-1]["by"] == str(os.getuid())
 
 
 def test_another_evaluation_is_another_comparison(version, home, tmp_path):
