@@ -19,6 +19,7 @@ from ratchet.components.recipes.plan import plan as stages_of
 from ratchet.components.recipes.ranges import Bool, Count, Natural
 from ratchet.components.recipes.recipe import load
 from ratchet.components.recipes.yaml_files import read_yaml
+from ratchet.components.stages import WAITING
 from ratchet.flows.alerts import Alert
 from ratchet.flows.alerts import check as check_alert
 from ratchet.flows.commands.options import Until
@@ -155,11 +156,18 @@ def _check(deployment: Deployment, plan: Plan, templates: Mapping[str, Any]) -> 
     for index, schedule in enumerate(deployment.schedules):
         _check_schedule(schedule, f"schedules[{index}]")
     recipe = load(deployment.recipe, overrides=deployment.overrides, profile=deployment.profile)
-    does = {stage.does for stage in stages_of(*recipe).values()}
+    stages = stages_of(*recipe).values()
+    does = {stage.does for stage in stages}
+    asks = {one.does for one in stages if one.does in WAITING and not one.options["people"]["simulated"]}
     for name, place in deployment.stages.items():
         at = f"stages.{name}"
         if name not in does:
             raise RecipeError(f"{at}: no stage of {deployment.recipe} does {name!r}{nearest(name, does)}")
+        if name in asks:
+            raise RecipeError(
+                f"{at}: people label in the home of the flow, and another worker would wait for their labels "
+                "in its own; remove it"
+            )
         _check_place(place, place.gpus, place.home, at, plan, templates)
         if place.name == deployment.work_pool.name:
             raise RecipeError(

@@ -119,6 +119,14 @@ def test_invalid_deployments_are_one_sentence(wrong: dict[str, Any], said: str, 
         read(written(tmp_path, **wrong))
 
 
+def test_people_are_asked_where_the_flow_runs(tmp_path: Path) -> None:
+    place = {"recipe": "tiny_people", "stages": {"ask": {"name": "far"}}, "artifacts": str(tmp_path)}
+    assert read(written(tmp_path, **place))[0].deployments[0].stages.keys() == {"ask"}, "simulated people"
+    people = '{name: rewards.people, labels: 12, simulated: [], verifier: ""}'
+    with pytest.raises(RecipeError, match=r"stages.ask: people label in the home of the flow"):
+        read(written(tmp_path, overrides=[f"online.annotate=[{people}]"], **place))
+
+
 FLOWS = {
     "3f2c2f0e-7c3e-4b62-9d0a-2f3c6f0a9b11": "post_training",
     "3f2c2f0e-7c3e-4b62-9d0a-2f3c6f0a9b12": "one_stage",
