@@ -104,9 +104,13 @@ def runs_with(path: Path) -> Iterator[Path]:
 
 
 def _results(run: Path, key: str) -> dict[str, Any]:
-    """The run's evaluation, if it evaluated this artifact."""
+    """The run's evaluation, if it evaluated this artifact; without scores by prompt if they are of another
+    model, such as a mean of weights.
+    """
     found = read_evaluation(run)
-    return found if found.pop("policy", None) == key else {}
+    if found.pop("policy", None) != key:
+        return {}
+    return found if found.pop("answered_by") == key else {**found, "per_prompt": {}}
 
 
 def resolve(model: str, home: Path) -> tuple[dict[str, Any], Version | None]:

@@ -1,8 +1,9 @@
 """Evaluation results of runs, and their paired comparison.
 
 An evaluation is a mapping: `metrics` (flat numbers), `verdict`, `policy` (key of the evaluated model),
-`per_prompt` (score -> one number per held-out prompt, in order), and the conditions: `prompts` (digest of the
-held-out split), `answers` (sampling settings), `scorers` (score -> digest of the scorer).
+`per_prompt` (score -> one number per held-out prompt, in order) of the final arm, `answered_by` (key of that
+arm's model, mostly the policy), and the conditions: `prompts` (digest of the held-out split), `answers`
+(sampling settings), `scorers` (score -> digest of the scorer).
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def read_evaluation(run: Path) -> dict[str, Any]:
     scores["length"] = [sum(lengths[i : i + each]) / each for i in range(0, len(lengths), each)]
     return {
         "policy": keys.get("policy", ""),
+        "answered_by": keys.get(arms[final_arm(arms)]["model"] if arms else "policy", ""),
         "metrics": found.get("metrics", {}),
         "verdict": found.get("verdict", {}),
         "per_prompt": {name: values for name, values in scores.items() if values},

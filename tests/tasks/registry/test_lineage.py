@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import xml.etree.ElementTree as ET
 
 import pytest
 
 from ratchet.components.errors import RecipeError, StoreError
+from ratchet.components.storage.store import Store
 from ratchet.flows.commands.lineage import draw
 from ratchet.tasks.registry.lineage import of_product, resolve
 from ratchet.tasks.registry.registry import promote, register
@@ -48,6 +50,26 @@ def test_lineage_lists_every_ancestor_with_its_provenance(chain, tmp_path):
     )
     assert set(lineage["data"]) == {"curated"} and set(lineage["weights"]) == {"model_policy", "sft"}
     assert of_product(base.path)["results"] == {}  # the evaluation was of another
+
+
+@pytest.mark.parametrize(("model", "scores"), [("policy", {"gold": [1.0]}), ("base", {})])
+def test_scores_of_another_arm_are_not_those_of_the_policy(model, scores, publish, run_of, tmp_path):
+    base, store = publish("model_policy"), Store(tmp_path)
+    sft = publish("sft", {"policy": base})
+    arms = {
+        name: {"model": one, "data": "evaluate", "rollout": {"name": "sample"}, "best_of": None}
+        for name, one in (("trained", "policy"), ("last", model))
+    }
+    made_with = {"options": {"arms": arms}, "inputs": {"base": "model_policy", "policy": "sft"}}
+    found = {"metrics": {"trained.gold": 2.0}, "per_prompt": {"final.gold": [1.0], "trained.gold": [2.0]}}
+    with store.working("evaluate", "e" * 64) as work:
+        (work.product / "results.json").write_text(json.dumps(found))
+        keys = [base.digest, sft.digest]
+        evaluated = store.publish(work, "evaluate", "e" * 64, "report", keys, {}, made_with)
+    run_of("one", sft=sft, evaluate=evaluated)
+    results = of_product(sft.path)["results"]
+    assert results["per_prompt"] == scores and results["metrics"] == {"trained.gold": 2.0}
+    assert not {"policy", "answered_by"} & results.keys()
 
 
 def test_content_digest_ignores_timestamps(publish, tmp_path):
