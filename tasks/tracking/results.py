@@ -191,8 +191,11 @@ def paired_difference(
 
 
 def shared_scores(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> Sequence[str]:
-    """Comparable scores, gold measure first and length last."""
+    """Comparable scores, of which more is better, gold measure first and length last. Measures such as
+    `repetition` are none.
+    """
     both = set(mine.get("per_prompt", {})) & set(theirs.get("per_prompt", {}))
+    both = {one for one in both if one in ("gold", "length") or one.startswith("reward.")}
     return sorted(
         (s for s in both if not why_not_comparable(mine, theirs, s)),
         key=lambda s: (s != "gold", s == "length", s),

@@ -304,14 +304,18 @@ def test_comparable_gives_the_reason():
 
 
 def test_the_reward_that_training_raised_does_not_decide(version, home, tmp_path):
-    """Without a score in the recipe, the first one that the run did not optimise decides."""
+    """Without a score in the recipe, the first one that the run did not optimise decides, and no measure."""
     resolved = dump(*load("online_dpo", profile="test"))
-    raised = {"reward.reward_model": [9.0] * 60, "style": [0.0, 1.0] * 30}
-    lowest = {"reward.reward_model": [0.0] * 60, "style": [0.0, 1.0] * 30}
-    same = {"scorers": {"reward.reward_model": "r", "style": "s"}, "resolved": resolved}
+    style = {"reward.style": [0.0, 1.0] * 30}
+    raised = {"copying": [0.9] * 60, "reward.reward_model": [9.0] * 60, **style}
+    lowest = {"copying": [0.1] * 60, "reward.reward_model": [0.0] * 60, **style}
+    same = {
+        "scorers": {"copying": "c", "reward.reward_model": "r", "reward.style": "s"},
+        "resolved": resolved,
+    }
     assert promote(tmp_path.name, version("first", per_prompt=lowest, **same), PASSED, home=home)
     found = against_champion(tmp_path.name, version("second", per_prompt=raised, **same), home=home)
-    assert found is not None and found.score == "style" and not found.better
+    assert found is not None and found.score == "reward.style" and not found.better
     unreadable = version("third", per_prompt=raised, **same | {"resolved": "recipe: {}\nprofile: {}\n"})
     found = against_champion(tmp_path.name, unreadable, home=home)
     assert found is not None and "has no gold" in found.why_not
