@@ -6,13 +6,16 @@ import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ratchet.components.errors import RecipeError, ServiceError, nearest
 from ratchet.flows.commands.label_files import take_labels, write_labels, write_report
 from ratchet.flows.commands.options import OUT, Home
+
+if TYPE_CHECKING:
+    from ratchet.components.labels.queue import Queue
 
 RESUME_AGAIN = 10.0
 """Seconds until a Prefect server that did not resume a run is asked again."""
@@ -170,8 +173,10 @@ def _serve(folder: Path, host: str, port: int, names: Sequence[str]) -> None:
     new links, which replace their old ones, once the page is served.
     """
     from ratchet.components.labels.queue import Queue
+    from ratchet.tasks.labels.run_page import link_shown
     from ratchet.tasks.labels.server import links, make_app, serving
     from ratchet.tasks.labels.tokens import issue
+    from ratchet.tasks.labels.waiting import suspended_flow_run
 
     with Queue(folder) as queue, serving(make_app(queue, host=host), host, port) as base:
         tokens, progress = issue(folder, names), queue.progress()
@@ -180,14 +185,20 @@ def _serve(folder: Path, host: str, port: int, names: Sequence[str]) -> None:
             typer.echo(f"{name:<10} {link}")
         typer.echo(f"page       {base}")
         typer.echo("Ctrl-C stops it; every label is on disk already.")
-        with contextlib.suppress(KeyboardInterrupt):
-            while not queue.closed:
-                failed = _resume(folder)
-                time.sleep(RESUME_AGAIN if failed else 1.0)  # the Prefect server may come back
-            typer.echo("the run has its labels and went on; the same command serves its next round")
-            return
-        progress = queue.progress()
-        typer.echo(f"stopped at {progress.judged} of {progress.wanted} labels; the same command continues")
+        with link_shown(suspended_flow_run(folder), folder, base, host):
+            _until_closed(queue, folder)
+
+
+def _until_closed(queue: Queue, folder: Path) -> None:
+    """Return when the run that asked has closed the queue, or at Ctrl-C."""
+    with contextlib.suppress(KeyboardInterrupt):
+        while not queue.closed:
+            failed = _resume(folder)
+            time.sleep(RESUME_AGAIN if failed else 1.0)  # the Prefect server may come back
+        typer.echo("the run has its labels and went on; the same command serves its next round")
+        return
+    progress = queue.progress()
+    typer.echo(f"stopped at {progress.judged} of {progress.wanted} labels; the same command continues")
 
 
 def _resume(folder: Path) -> bool:

@@ -1,9 +1,11 @@
 """A run that waits for people: an alert, and a note on its page. Prefect suspends a deployed run meanwhile,
-so that it occupies no worker, and the labelling page resumes it when it has its labels.
+so that it occupies no worker; the labelling page resumes it when it has its labels, the Prefect server at the
+deadline.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -17,12 +19,15 @@ from ratchet.components.recipes.plan import Stage
 from ratchet.components.stages.ask import QUEUE, Waiting, open_queue
 from ratchet.components.stages.job import Job
 from ratchet.components.storage.store import write_atomic
+from ratchet.tasks.labels.deadlines import drop_deadline, keep_deadline
+from ratchet.tasks.labels.run_page import show, unserved
 from ratchet.tasks.pipeline import Pipeline, Watcher
 from ratchet.tasks.tracking.alerts import LABELS, emit_alert
 
 log = logging.getLogger("ratchet.labels")
 FLOW_RUN = "flow_run.json"
-"""File of a queue whose flow run is suspended: its id, the wanted labels and the deadline."""
+"""File of a queue whose flow run is suspended: its id, the wanted labels, the deadline, and the automation
+that keeps the deadline."""
 
 
 def queue_of(home: Path, stage: str, key: str) -> Path:
@@ -80,21 +85,30 @@ def unanswered_queue(pipeline: Pipeline, stage: Stage) -> Waiting | None:
     with pipeline.store.working(stage.name, stage.key) as work:
         queue = open_queue(Job(stage.options, inputs, work))
     if queue.is_over(time.time()):
+        _forget_flow_run(queue.folder)
         return None
     announce(pipeline, stage)
     return queue
 
 
 def suspend(queue: Waiting, flow_run: UUID) -> None:
-    """Suspend the current flow run; raises Prefect's `Pause`. A run that is resumed too early suspends
-    again.
+    """Suspend the current flow run; raises Prefect's `Pause`. The Prefect server resumes it at the deadline.
+    A run that is resumed too early suspends again.
     """
     from prefect.flow_runs import suspend_flow_run
 
     end = None if math.isinf(queue.end) else queue.end
-    record = {"flow_run": str(flow_run), "wanted": queue.wanted, "end": end}
+    kept = None if end is None else keep_deadline(flow_run, end)
+    record = {"flow_run": str(flow_run), "wanted": queue.wanted, "end": end, "automation": kept and str(kept)}
     write_atomic(queue.folder / FLOW_RUN, json.dumps(record) + "\n")
+    show(flow_run, unserved(queue.folder))
     suspend_flow_run(key=str(uuid4()))
+
+
+def suspended_flow_run(folder: Path) -> UUID | None:
+    """Id of the flow run that is suspended until the queue in `folder` is over; None without one."""
+    file = folder / FLOW_RUN
+    return UUID(json.loads(file.read_text())["flow_run"]) if file.exists() else None
 
 
 def resume_if_over(folder: Path, now: float) -> bool:
@@ -108,15 +122,26 @@ def resume_if_over(folder: Path, now: float) -> bool:
     end = math.inf if record["end"] is None else record["end"]
     if not Waiting(folder, [], record["wanted"], end).is_over(now):
         return False
+    from prefect.exceptions import NotPausedError
     from prefect.flow_runs import resume_flow_run
 
     try:
-        resume_flow_run(UUID(record["flow_run"]))
+        with contextlib.suppress(NotPausedError):  # resumed at its deadline by the server, or cancelled
+            resume_flow_run(UUID(record["flow_run"]))
     except Exception as error:
         raise ServiceError(
             "the run has its labels, but the Prefect server did not resume its flow run "
             f"{record['flow_run']} ({type(error).__name__}: {error}); PREFECT_API_URL names the server of "
             "the run; or resume it on its page"
         ) from error
-    file.unlink()
+    _forget_flow_run(folder)
     return True
+
+
+def _forget_flow_run(folder: Path) -> None:
+    """Delete the record of the suspended flow run, and its deadline at the Prefect server."""
+    with contextlib.suppress(FileNotFoundError):  # the page and the run both do so
+        record = json.loads((folder / FLOW_RUN).read_text())
+        if record.get("automation"):
+            drop_deadline(UUID(record["automation"]))
+        (folder / FLOW_RUN).unlink()

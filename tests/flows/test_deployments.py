@@ -26,6 +26,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from typer.testing import CliRunner
 
 from ratchet.components.errors import RecipeError
+from ratchet.components.labels.labels import Label, append_durably, read_items
 from ratchet.flows.changes import changes
 from ratchet.flows.cli import app
 from ratchet.flows.deployments import read
@@ -482,22 +483,71 @@ def test_a_run_that_asks_people_is_suspended_and_the_labelling_page_resumes_it(
     prefect: dict[str, str], tmp_path: Path
 ) -> None:
     """Twice, for two rounds: while people label, no process works on the flow run."""
-    home, port = tmp_path / "home", free_port()
-    base = f"http://127.0.0.1:{port}"
+    base = f"http://127.0.0.1:{free_port()}"
+    command, run, suspended = asking_run(prefect, tmp_path, rounds=2)
+    with workers(tmp_path, prefect, "local"):
+        for number in (1, 2):
+            eventually(suspended, 240, f"suspension in round {number}")
+            children = subprocess.run(["pgrep", "-f", "prefect.flow_engine"], capture_output=True, text=True)
+            assert not children.stdout, "a process waits"
+            with (tmp_path / f"page-{number}.log").open("w") as log:
+                page = subprocess.Popen(
+                    [*command, "label", run()["run"], "--home", str(tmp_path / "home"),
+                     "--port", base.rpartition(":")[2]],
+                    cwd=tmp_path, env=prefect, stdout=log, stderr=log, start_new_session=True,
+                )  # fmt: skip
+            try:
+                eventually(lambda: answers(base), 60, "the page")
+                eventually(lambda: f"]({base})" in run_page(prefect), 30, "its link on the run's page")
+                assert answer_all(base) == 6
+                assert page.wait(240) == 0, "the page ends when the run has gone on"
+            finally:
+                stop(page)
+        eventually(lambda: run().get("state") == "finished", 240, "the end of the run")
+    assert states(prefect).count("COMPLETED") >= 1 and "FAILED" not in states(prefect)
+    assert post(prefect, "automations/filter", {}) == [], "no deadline is left at the server"
+
+
+@pytest.mark.slow
+def test_the_server_resumes_a_suspended_run_at_its_deadline_while_no_page_is_served(
+    prefect: dict[str, str], tmp_path: Path
+) -> None:
+    _, run, suspended = asking_run(prefect, tmp_path, rounds=1, deadline_hours=40 / 3600)
+    with workers(tmp_path, prefect, "local"):
+        eventually(suspended, 240, "suspension")
+        (queue,) = (tmp_path / "home").glob("store/.work/ask_1-*/progress/queue")
+        (one,) = post(prefect, "automations/filter", {})
+        assert one["actions"][0]["type"] == "resume-flow-run"
+        assert str(queue) in run_page(prefect)
+        first = read_items(queue)[0]
+        append_durably(queue / "labels.jsonl", [Label(first.id, "ann", 0, "choice", [0, 1], 1.0)])
+        eventually(lambda: run().get("state") == "finished", 240, "the end of the run")
+    assert "FAILED" not in states(prefect) and "PAUSED" not in states(prefect)
+    assert post(prefect, "automations/filter", {}) == []
+
+
+def asking_run(
+    prefect: dict[str, str], folder: Path, *, rounds: int, deadline_hours: float = 48.0
+) -> tuple[list[str], Callable[[], dict[str, Any]], Callable[[], bool]]:
+    """Schedule a run of a deployment that asks for 6 labels a round. Returns the command `ratchet`, and
+    functions for the record of the run and for whether it is suspended.
+    """
+    home = folder / "home"
+    people = f"rewards.people, labels: 6, overlap: 0.0, deadline_hours: {deadline_hours}"
     file = written(
-        tmp_path,
+        folder,
         home=str(home),
         recipe="tiny_people",
         overrides=[
-            "online.annotate=[{name: rewards.people, labels: 6, overlap: 0.0}]",
-            "online.rounds=2",
+            f"online.annotate=[{{name: {people}}}]",
+            f"online.rounds={rounds}",
             "evaluate.prompts=4",
         ],
         schedules=[],
-        work_pool={"name": "local", "job_variables": {"working_dir": str(tmp_path)}},
+        work_pool={"name": "local", "job_variables": {"working_dir": str(folder)}},
     )
     command = [sys.executable, "-m", "ratchet.flows.cli"]
-    quiet = {"cwd": tmp_path, "env": prefect, "check": True, "stdout": subprocess.DEVNULL}
+    quiet = {"cwd": folder, "env": prefect, "check": True, "stdout": subprocess.DEVNULL}
     subprocess.run([*command, "deploy", "--file", str(file)], **quiet)
     subprocess.run([sys.executable, "-m", "prefect", "deployment", "run", "post_training/toy"], **quiet)
 
@@ -507,24 +557,13 @@ def test_a_run_that_asks_people_is_suspended_and_the_labelling_page_resumes_it(
     def suspended() -> bool:
         return "PAUSED" in states(prefect) and run().get("state") == "waiting"
 
-    with workers(tmp_path, prefect, "local"):
-        for number in (1, 2):
-            eventually(suspended, 240, f"suspension in round {number}")
-            children = subprocess.run(["pgrep", "-f", "prefect.flow_engine"], capture_output=True, text=True)
-            assert not children.stdout, "a process waits"
-            with (tmp_path / f"page-{number}.log").open("w") as log:
-                page = subprocess.Popen(
-                    [*command, "label", run()["run"], "--home", str(home), "--port", str(port)],
-                    cwd=tmp_path, env=prefect, stdout=log, stderr=log, start_new_session=True,
-                )  # fmt: skip
-            try:
-                eventually(lambda: answers(base), 60, "the page")
-                assert answer_all(base) == 6
-                assert page.wait(240) == 0, "the page ends when the run has gone on"
-            finally:
-                stop(page)
-        eventually(lambda: run().get("state") == "finished", 240, "the end of the run")
-    assert states(prefect).count("COMPLETED") >= 1 and "FAILED" not in states(prefect)
+    return command, run, suspended
+
+
+def run_page(prefect: dict[str, str]) -> str:
+    """What the page of the flow run says about the labelling page."""
+    (one,) = post(prefect, "artifacts/filter", {"artifacts": {"key": {"any_": ["labels-page"]}}})
+    return one["data"]
 
 
 def answer_all(base: str) -> int:

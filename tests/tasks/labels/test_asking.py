@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -12,12 +13,14 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 import yaml
+from prefect.exceptions import NotPausedError
 from typer.testing import CliRunner
 
 from ratchet.components.data.groups import read_groups, write_groups
@@ -36,10 +39,13 @@ from ratchet.components.stages.job import Job
 from ratchet.components.storage.store import Workspace
 from ratchet.components.types import Artifact, Context, Group, Prompt, Trajectory
 from ratchet.flows.cli import app
+from ratchet.tasks.labels.deadlines import drop_deadline, keep_deadline
 from ratchet.tasks.labels.readers import readers
+from ratchet.tasks.labels.run_page import link_shown, show, unserved
 from ratchet.tasks.labels.server import make_app, serving
 from ratchet.tasks.labels.simulated import answer, truth
-from ratchet.tasks.labels.waiting import Asking, queue_of, resume_if_over, suspend
+from ratchet.tasks.labels.tokens import issue
+from ratchet.tasks.labels.waiting import Asking, queue_of, resume_if_over, suspend, suspended_flow_run
 from ratchet.tasks.pipeline import Pipeline
 
 SIMULATED = {"simulated": [0.1], "verifier": "rewards.length"}
@@ -383,16 +389,23 @@ def test_an_unanswered_queue_suspends_a_deployed_run_and_the_page_resumes_it_whe
     resumed: list[UUID] = []
     monkeypatch.setattr("prefect.flow_runs.resume_flow_run", resumed.append)
     monkeypatch.setattr("prefect.flow_runs.suspend_flow_run", lambda key: None)
+    server, shown = FakeServer(), []
+    monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: server)
+    monkeypatch.setattr("ratchet.tasks.labels.waiting.show", lambda *given: shown.append(given))
     queue, flow_run = open_queue(job), UUID(int=7)
     assert queue.wanted == 6 and not queue.is_over(time.time()) and queue.is_over(queue.end)
     assert not resume_if_over(queue.folder, queue.end), "no run is suspended"
+    assert suspended_flow_run(queue.folder) is None
     suspend(queue, flow_run)
+    assert suspended_flow_run(queue.folder) == flow_run and str(queue.folder) in shown[-1][1]
+    assert len(server.automations) == 1
     skip = [Label(queue.items[0].id, "b", None, "skip", [0, 1], 1.0)]
     labels = [Label(one.id, "ann", 0, "choice", [0, 1], 1.0) for one in queue.items]
     append_durably(queue.folder / "labels.jsonl", skip + labels[:5])
     assert not resume_if_over(queue.folder, time.time()) and not resumed, "a skip is no label"
     append_durably(queue.folder / "labels.jsonl", labels[5:])
     assert resume_if_over(queue.folder, time.time()) and resumed == [flow_run]
+    assert not server.automations, "the deadline is dropped"
     assert not resume_if_over(queue.folder, time.time()), "it is resumed once"
 
     for over in ("deadline", "closed"):
@@ -410,3 +423,84 @@ def test_an_unanswered_queue_suspends_a_deployed_run_and_the_page_resumes_it_whe
         resume_if_over(queue.folder, queue.end)
     monkeypatch.setattr("prefect.flow_runs.resume_flow_run", resumed.append)
     assert resume_if_over(queue.folder, queue.end), "and again when the server is back"
+
+    suspend(queue, flow_run)
+    monkeypatch.setattr("prefect.flow_runs.resume_flow_run", Mock(side_effect=NotPausedError("runs")))
+    assert resume_if_over(queue.folder, queue.end), "the server resumed it at its deadline"
+
+
+class FakeServer:
+    """Client of a Prefect server that keeps automations and artifacts in memory."""
+
+    def __init__(self) -> None:
+        self.automations: dict[UUID, Any] = {}
+        self.artifacts: dict[UUID, Any] = {}
+
+    def __enter__(self) -> FakeServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def delete_resource_owned_automations(self, owner: str) -> None:
+        self.automations = {k: one for k, one in self.automations.items() if one.owner_resource != owner}
+
+    def create_automation(self, one: Any) -> UUID:
+        name = uuid4()
+        self.automations[name] = one
+        return name
+
+    def delete_automation(self, name: UUID) -> None:
+        self.automations.pop(name, None)
+
+    def read_artifacts(self, artifact_filter: Any) -> list[Any]:
+        (run,) = artifact_filter.flow_run_id.any_
+        return [one for one in self.artifacts.values() if one.flow_run_id == run]
+
+    def create_artifact(self, one: Any) -> None:
+        name = uuid4()
+        self.artifacts[name] = SimpleNamespace(id=name, flow_run_id=one.flow_run_id, data=one.data)
+
+    def update_artifact(self, name: UUID, one: Any) -> None:
+        self.artifacts[name].data = one.data
+
+
+def test_a_deadline_is_an_automation_that_resumes_the_flow_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One a flow run: a run that suspends again replaces it."""
+    server, runs = FakeServer(), (UUID(int=7), UUID(int=8))
+    monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: server)
+    first = keep_deadline(runs[0], time.time() + 3600)
+    keep_deadline(runs[1], time.time() - 5)
+    assert first is not None and len(server.automations) == 2
+    made = server.automations[first]
+    assert made.actions[0].type == "resume-flow-run"
+    assert made.trigger.match.root == {"prefect.resource.id": f"prefect.flow-run.{runs[0]}"}
+    assert made.trigger.after == {"prefect.flow-run.Suspended"}
+    assert made.trigger.within.total_seconds() == pytest.approx(3601, abs=5)
+    assert keep_deadline(runs[0], time.time() + 60) and len(server.automations) == 2
+    assert min(one.trigger.within.total_seconds() for one in server.automations.values()) == 10, "the least"
+    drop_deadline(first)
+    monkeypatch.setattr("prefect.client.orchestration.get_client", Mock(side_effect=ConnectionError("away")))
+    assert keep_deadline(runs[0], time.time()) is None
+    drop_deadline(first)
+
+
+def test_the_flow_run_shows_the_address_of_the_page_while_it_is_served(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server, run = FakeServer(), UUID(int=7)
+    monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: server)
+    folder = make_queue(tmp_path / "q", [Item("i", [], ["a", "b"])])
+    show(run, unserved(folder))
+    (shown,) = server.artifacts.values()
+    assert f"ratchet label {folder}" in shown.data
+    with link_shown(run, folder, "http://127.0.0.1:8765", "127.0.0.1"):
+        assert "(http://127.0.0.1:8765)" in shown.data and socket.gethostname() in shown.data
+    assert f"ratchet label {folder}" in shown.data
+    issue(folder, ["ann"])
+    with link_shown(run, folder, "http://192.0.2.7:80", "192.0.2.7"):
+        assert "(http://192.0.2.7:80)" in shown.data and "personal links" in shown.data
+        close_queue(folder)
+    assert "went on" in shown.data and len(server.artifacts) == 1
+    with link_shown(None, folder, "http://127.0.0.1:8765", "127.0.0.1"):
+        assert "went on" in shown.data, "no run waits for this queue"
