@@ -32,13 +32,19 @@ def label(
         typer.Option(min=1, help="Labels that a new queue asks for. Default: one pair of answers a prompt."),
     ] = None,
     overlap: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of the pairs of a new queue that two annotators judge.")
-    ] = 0.0,
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Share of the pairs of a new queue that two annotators judge; 0 for one annotator.",
+        ),
+    ] = 0.2,
     common: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Pairs that every annotator judges first, to find careless ones. Default: 32 with overlap.",
+            help="Pairs that every annotator judges first, to find careless ones. Default: 32, at most a "
+            "quarter; 0 without overlap.",
         ),
     ] = None,
     stage: Annotated[
@@ -51,7 +57,7 @@ def label(
     ] = None,
     repeats: Annotated[
         float, typer.Option(min=0, max=1, help="Share of the pairs that an annotator sees a second time.")
-    ] = 0.0,
+    ] = 0.05,
     planted: Annotated[
         Path | None, typer.Option(help="File of preference pairs to mix in, to measure annotators' errors.")
     ] = None,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +19,10 @@ from typer.testing import CliRunner
 from ratchet.components.data.groups import read_groups, write_groups
 from ratchet.components.errors import RecipeError
 from ratchet.components.labels.labels import Item, Label, append_durably, read_items, read_labels
+from ratchet.components.labels.quality import random_annotators
+from ratchet.components.labels.queue import Queue
 from ratchet.components.labels.settings import Settings, make_queue, read_settings
+from ratchet.components.labels.simulate import Annotator, take_turns
 from ratchet.components.storage.run_directory import RunDirectory
 from ratchet.components.storage.store import Store, digest
 from ratchet.components.types import Group, Prompt, Trajectory
@@ -72,6 +77,30 @@ def test_a_queue_asks_for_the_labels_that_are_wanted(run: Path, tmp_path: Path) 
     assert sum(item.repeat_of is not None for item in items) == 2
     assert {item.round for item in items} == {1} and {item.policy for item in items} == {"w"}
     assert read_settings(tmp_path / "q").overlap == 0.25
+
+
+def test_a_random_clicker_is_found_with_the_defaults_of_the_command(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In two of three sessions of 40 labels each, and in none without overlap. How often in 200 sessions is
+    in docs/label-quality.md (`benchmarks.annotators`).
+    """
+    monkeypatch.setattr("ratchet.flows.commands.label._serve", lambda *_: None)
+    write_groups((run / "stages" / "annotate_1").resolve() / "groups.parquet", groups(166, 2))
+    command = ["label", str(run), "--home", str(tmp_path), "--stage", "annotate_1"]
+    queue, found = tmp_path / "labels" / run.name / "annotate_1", {"0.2": 0, "0": 0}
+    people = [*(Annotator(f"good-{i}") for i in range(4)), Annotator("clicker", error=0.5)]
+    for seed, overlap in itertools.product((1, 2, 3), found):
+        shutil.rmtree(queue, ignore_errors=True)
+        more = ["--overlap", overlap, "--repeats", "0"] if overlap == "0" else []
+        CliRunner().invoke(app, [*command, "--seed", str(seed), *more], catch_exceptions=False)
+        items, rng = read_items(queue), random.Random(seed)
+        better = {item.id: rng.randrange(2) for item in items}
+        better |= {item.id: better[item.repeat_of] for item in items if item.repeat_of}
+        with Queue(queue) as opened:
+            labels = take_turns(opened, people, better, each=40, seed=seed)
+        found[overlap] += "clicker" in random_annotators(items, labels)
+    assert found == {"0.2": 2, "0": 0}
 
 
 @pytest.mark.parametrize(
