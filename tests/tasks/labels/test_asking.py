@@ -101,6 +101,13 @@ def test_the_stage_waits_for_its_labels_and_scores_the_judged_answers(job: Job) 
         assert group.prompt.meta["annotators"] in (["x"], ["y"])
     assert len(read_labels(job.work.product)) == 6
     assert {item.round for item in read_items(job.work.product)} == {2}
+    assert all({"annotator", "seconds", "reason"} <= group.columns.keys() for group in made)
+    pairs = job.work.product / "pairs.parquet"
+    CliRunner().invoke(app, ["label", str(job.work.product), "--export", str(pairs)], catch_exceptions=False)
+    assert len(read_groups(pairs)) == 6
+    for group in read_groups(pairs):
+        assert set(group.columns) == {"annotator", "seconds", "reason", "label_weight"}
+        assert group.columns["annotator"][0] in ("x", "y") and group.columns["seconds"][0] > 0
     columns = people(made, Context())
     assert columns["reward.people"] == [group.columns["people"] for group in made]
     assert columns["label_weight"] == [group.columns["label_weight"] for group in made]
