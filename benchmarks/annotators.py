@@ -66,7 +66,7 @@ def session(seed: int, setting: Setting) -> Session:
         inputs = {name: Artifact("groups", Path(home), name) for name in ("groups", "policy")}
         people = {
             "labels": setting.labels, "overlap": setting.overlap, "common": setting.common,
-            "deadline_hours": None, "guidelines": "", "simulated": (),
+            "deadline_hours": None, "repeats": 0.0, "guidelines": "", "simulated": (),
         }  # fmt: skip
         waiting = open_queue(Job({"people": people, "round": 1, "seed": seed}, inputs, work))
         planted = [replace(one, planted=0, round=None, id=f"planted-{one.id}") for one in waiting.items]

@@ -177,6 +177,14 @@ class StageCosts(Sizes):
             models=1,
         )
 
+    def propose(self, stage: Stage) -> Cost:
+        prompts, _, each = self.rollout_shape()
+        tokens = prompts * each * self.length()
+        passes = self.passes(stage.options["annotate"])
+        return Cost(
+            stage, self.scored(len(self.trained)), disk=tokens * SAVED, score=tokens * passes, models=1
+        )
+
     def select(self, stage: Stage) -> Cost:
         prompts, _, each = self.rollout_shape()
         rows = prompts * self.rounds_kept(stage) * self.chosen(self.phase.fit.updates, each)

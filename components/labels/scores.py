@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ratchet.components.labels.labels import SCORE, WEIGHT, Item, Label
+from ratchet.components.labels.settings import ordinary
 from ratchet.components.labels.weights import consensus
 from ratchet.components.types import Group
 
@@ -16,14 +17,14 @@ def scored(groups: Sequence[Group], items: Iterable[Item], labels: Iterable[Labe
     over the labels of an answer (1 if it was chosen, 0 if another was or both are bad, 0.5 for a tie);
     `label_weight`, the mean weight of its comparisons (`pair_weights`); `annotator`, `seconds`, `reason`:
     pseudonyms, mean time and reasons of the labels of an answer. The prompt's `meta` has the list
-    `annotators`.
+    `annotators`. Labels of planted and repeated items are left out.
     """
     items, labels = list(items), list(labels)
     known, weights = {item.id: item for item in items}, pair_weights(items, labels)
     found: dict[tuple[str, str], list[tuple[float, Label]]] = defaultdict(list)
     for label in labels:
         item = known.get(label.item)
-        if item is None or label.verdict == "skip":
+        if item is None or not ordinary(item) or label.verdict == "skip":
             continue
         for number, answer in enumerate(item.answers):
             value = 0.5 if label.verdict == "tie" else float(number == label.choice)

@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.labels.labels import SCORE
@@ -17,6 +16,7 @@ from ratchet.components.piece import catalogue, describe, resolve
 from ratchet.components.recipes.check_fit import check_fit, objectives_of_pairs
 from ratchet.components.recipes.check_piece import check_piece
 from ratchet.components.recipes.conform import known_keys
+from ratchet.components.recipes.people import check_people
 from ratchet.components.recipes.phases import asks_people
 from ratchet.components.recipes.schema import Learn, Online, Spec
 
@@ -58,7 +58,7 @@ def check_section(section: Learn | Online, models: set[str], where: str, flow: F
         check_piece("rollout", section.rollout, set(), models, f"{where}.rollout")
         flow = sampled(section.rollout)
         if asked := asks_people(section):
-            _check_people(section, asked, f"{where}.annotate")
+            check_people(section, asked, f"{where}.annotate", sampled(section.rollout), models)
             flow.columns.add(SCORE)
     assert flow is not None
     # Prompt samplers are checked after `annotate`, since they learn from scored groups.
@@ -261,26 +261,3 @@ def check_absolute(specs: Sequence[Spec], where: str) -> None:
                 f"{where}: compares the mean reward of several policies, but with `standardise: true` "
                 f"{spec['name']!r} gives those of each policy the mean 0; set `standardise: false`"
             )
-
-
-def _check_people(online: Online, annotator: Mapping[str, Any], where: str) -> None:
-    """People are asked once a round, compare two answers to a prompt, and are either real or simulated."""
-    if online.cadence == "step":
-        raise RecipeError(
-            f"{where}: {annotator['name']!r} asks people, who answer once a round; expected `cadence: round`"
-        )
-    if online.rollout.get("responses_per_prompt", 1) < 2:
-        raise RecipeError(
-            f"{where}: {annotator['name']!r} needs two answers to compare; expected "
-            "responses_per_prompt of 2 or more"
-        )
-    simulated, verifier = annotator.get("simulated") or (), annotator.get("verifier", "")
-    if bool(simulated) != bool(verifier):
-        raise RecipeError(
-            f"{where}: got simulated {list(simulated)} with verifier {verifier!r}; simulated annotators need "
-            "both their error rates and the reward piece that knows the better answer"
-        )
-    if simulated and annotator.get("overlap", 0) > 0 and len(simulated) < 2:
-        raise RecipeError(f"{where}: overlap {annotator['overlap']} needs two simulated annotators, got one")
-    if verifier and not describe("annotate", verifier, where=f"{where}.verifier").writes:
-        raise RecipeError(f"{where}.verifier: {verifier!r} writes no reward")

@@ -8,6 +8,7 @@ from typing import Any
 
 from ratchet.components.piece import describe
 from ratchet.components.recipes.changed_rounds import for_round
+from ratchet.components.recipes.people import plan_asking
 from ratchet.components.recipes.phases import Phase, asks_people, initial_phase, selectors
 from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.planner import Planner, pick
@@ -201,7 +202,7 @@ class _Rounds:
 
     def add_round(self, online: Online, round_number: int, data: str) -> None:
         current = self.initial if online.sample_from == "initial" else self.policy
-        reference = _reference(online, self.initial, current)
+        reference = self.initial if online.reference == "initial" else current
         answers = self._rollout(online, round_number, data, current, reference)
         marked = self._annotate(online, round_number, answers, current, reference)
         chosen = self._select(online, round_number, marked, current, reference)
@@ -250,8 +251,9 @@ class _Rounds:
         self.before["rollout"] = answers
         if (people := asks_people(online)) is None:
             return answers
-        models = {"groups": answers, "policy": current}
-        return self._add("ask", round_number, {"people": plain(people)}, models, heavy=False)
+        inputs = {"groups": answers, "policy": current}
+        own = {"initial": self.initial, "reference": reference}
+        return plan_asking(online, people, round_number, inputs, self._add, self.planner.named, own)
 
     def _annotate(self, online: Online, round_number: int, answers: str, current: str, reference: str) -> str:
         options = {
@@ -288,10 +290,6 @@ class _Rounds:
 def _memory(**slots: Sequence[Spec]) -> bool:
     """Whether one of these pieces has state."""
     return any(describe(slot, spec["name"]).memory for slot, specs in slots.items() for spec in specs)
-
-
-def _reference(online: Online, initial: str, current: str) -> str:
-    return initial if online.reference == "initial" else current
 
 
 def _watched(online: Online) -> Sequence[dict]:

@@ -24,6 +24,7 @@ STAGES = {  # kind of stage -> module with the function of that name
     "gold": "ratchet.components.stages.gold",
     "prepare_offline": "ratchet.components.stages.experience",
     "rollout": "ratchet.components.stages.experience",
+    "propose": "ratchet.components.stages.propose",
     "ask": "ratchet.components.stages.ask",
     "annotate": "ratchet.components.stages.experience",
     "select": "ratchet.components.stages.experience",

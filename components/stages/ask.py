@@ -13,7 +13,7 @@ from typing import Any
 
 from ratchet.components.data.groups import read_groups, write_groups
 from ratchet.components.errors import DataError
-from ratchet.components.labels.datasets import items_of
+from ratchet.components.labels.datasets import items_of, repeated
 from ratchet.components.labels.labels import ITEMS, LABELS, Item, read_items, read_labels
 from ratchet.components.labels.quality import random_annotators
 from ratchet.components.labels.queue_files import CLOSED, close_queue
@@ -24,6 +24,7 @@ from ratchet.components.labels.settings import (
     given,
     make_queue,
     needed,
+    ordinary,
     read_settings,
 )
 from ratchet.components.stages import SIMULATED_PEOPLE, progress
@@ -82,7 +83,7 @@ def ask(job: Job) -> dict[str, Any]:
     careless = random_annotators(queue.items, labels)
     return {
         "counts": {
-            "pairs asked": len(queue.items),
+            "pairs asked": sum(map(ordinary, queue.items)),
             "labels asked": queue.wanted,
             "labels": len(labels),
             "labels skipped": sum(label.verdict == "skip" for label in labels),
@@ -104,15 +105,17 @@ def open_queue(job: Job) -> Waiting:
     overlap, seed = options["overlap"], job.options["seed"]
     pairs = max(1, int(options["labels"] / (1 + overlap) + 1e-9))
     round_number = job.options["round"]
-    comparisons = items_of(
-        _answers(job), pairs, seed=seed, round=round_number, policy=job.inputs["policy"].digest
-    )
+    proposed = read_groups(job.path("pairs") / "groups.parquet") if "pairs" in job.inputs else _answers(job)
+    comparisons = items_of(proposed, pairs, seed=seed, round=round_number, policy=job.inputs["policy"].digest)
     if not comparisons:
         raise DataError(f"round {round_number}: no prompt has two different answers for people to compare")
     common = options["common"]
     if common is None:
         common = common_default(len(comparisons), overlap)
-    make_queue(folder, comparisons, Settings(overlap, common, seed=seed, guidelines=options["guidelines"]))
+    again = repeated(comparisons, options["repeats"], seed)
+    make_queue(
+        folder, [*comparisons, *again], Settings(overlap, common, seed=seed, guidelines=options["guidelines"])
+    )
     items, hours = read_items(folder), options["deadline_hours"]
     end = float("inf") if hours is None else _opened(folder) + 3600 * hours
     return Waiting(folder, items, sum(needed(items, read_settings(folder)).values()), end)

@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 from ratchet.components.data.groups import read_groups, write_groups
 from ratchet.components.errors import DataError, RecipeError, ServiceError
 from ratchet.components.labels.labels import Item, Label, append_durably, read_items, read_labels
-from ratchet.components.labels.quality import random_annotators
+from ratchet.components.labels.quality import measure, random_annotators
 from ratchet.components.labels.queue import Queue, Taken
 from ratchet.components.labels.queue_files import close_queue
 from ratchet.components.labels.scores import pair_weights, scored
@@ -36,6 +36,7 @@ from ratchet.components.pieces.rewards.people import people
 from ratchet.components.recipes.recipe import load
 from ratchet.components.stages.ask import QUEUE, ask, count_labels, open_queue, wait
 from ratchet.components.stages.job import Job
+from ratchet.components.stages.propose import propose
 from ratchet.components.storage.store import Workspace
 from ratchet.components.types import Artifact, Context, Group, Prompt, Trajectory
 from ratchet.flows.cli import app
@@ -67,8 +68,8 @@ def job(tmp_path: Path) -> Job:
     for folder in (work.product, work.progress, tmp_path / "in"):
         folder.mkdir(parents=True, exist_ok=True)
     write_groups(tmp_path / "in" / "groups.parquet", groups(8))
-    options = {"labels": 6, "overlap": 0.0, "common": None, "deadline_hours": 1.0, "guidelines": "",
-               "simulated": ()}  # fmt: skip
+    options = {"labels": 6, "overlap": 0.0, "common": None, "deadline_hours": 1.0, "repeats": 0.0,
+               "guidelines": "", "simulated": ()}  # fmt: skip
     inputs = {name: Artifact("groups", tmp_path / "in", f"key-{name}") for name in ("groups", "policy")}
     return Job({"people": options, "round": 2, "seed": 0}, inputs, work)
 
@@ -210,6 +211,48 @@ def test_everybody_begins_with_the_same_pairs_of_a_round(
     assert count_labels(waiting.folder) == len(labels) - beyond, "of a common pair one label is asked for"
 
 
+def test_selectors_choose_the_pairs_of_a_round(job: Job, tmp_path: Path) -> None:
+    """The longest against the shortest answer of each prompt, as `best_worst` by length proposes them."""
+    answers = [
+        replace(group, trajectories=tuple(
+            replace(one, messages=({"role": "assistant", "content": text},), mask=[True] * len(text))
+            for one, text in zip(group.trajectories, ("middle", "short", "the longest"), strict=True)
+        ))
+        for group in groups(3)
+    ]  # fmt: skip
+    write_groups(tmp_path / "in" / "groups.parquet", answers)
+    options = {
+        "annotate": [{"name": "rewards.length", "target": 100}], "max_failed": 0.1, "round": 2, "seed": 0,
+        "select": [{"name": "best_worst", "reward": "reward.length"}],
+    }  # fmt: skip
+    assert propose(Job(options, job.inputs, job.work))["counts"]["groups"] == 3
+    pairs = Artifact("groups", job.work.product, "key-pairs")
+    queue = open_queue(Job(job.options, {**job.inputs, "pairs": pairs}, job.work))
+    assert {frozenset(item.answers) for item in queue.items} == {frozenset(("short", "the longest"))}
+    assert len(queue.items) == 3 and {item.prompt_id for item in queue.items} == {"p0", "p1", "p2"}
+    labels = [Label(one.id, "ann", 0, "choice", [0, 1], 1.0) for one in queue.items]
+    append_durably(queue.folder / "labels.jsonl", labels)
+    (job.work.product / "groups.parquet").rename(tmp_path / "groups.parquet")
+    pairs = Artifact("groups", tmp_path, "key-pairs")
+    ask(Job(job.options, {**job.inputs, "pairs": pairs}, job.work))
+    assert [len(group.trajectories) for group in read_groups(job.work.product / "groups.parquet")] == [2] * 3
+
+
+def test_repeated_pairs_of_a_round_measure_annotators_and_count_as_no_label(job: Job) -> None:
+    job.options["people"]["repeats"] = 0.5
+    queue = open_queue(job)
+    again = [item for item in queue.items if item.repeat_of]
+    assert len(queue.items) == 9 and len(again) == 3 and queue.wanted == 6
+    labels = [Label(one.id, "ann", 0, "choice", [0, 1], 1.0) for one in queue.items if not one.repeat_of]
+    labels += [Label(one.id, "ann", 1, "choice", [0, 1], 1.0) for one in again]
+    append_durably(queue.folder / "labels.jsonl", labels)
+    counts = ask(job)["counts"]
+    assert counts["labels"] == 9 and counts["pairs asked"] == 6
+    assert measure(queue.items, labels)["annotators"]["ann"]["consistent"]["mean"] == 0
+    for group in read_groups(job.work.product / "groups.parquet"):
+        assert sorted(group.columns["people"]) == [0, 1], "the first label of a pair counts"
+
+
 def test_a_random_clicker_is_found_in_the_queue_of_a_round_within_40_labels(job: Job, tmp_path: Path) -> None:
     """The default of 32 common pairs, and none, in three typical sessions each. How often a clicker is found
     in 400 sessions is in docs/label-quality.md (`benchmarks.annotators`).
@@ -315,6 +358,12 @@ def test_a_run_that_waits_for_people_alerts_with_the_command_that_serves_the_pag
             "two simulated",
         ),
         ({"annotate": [{"name": "rewards.people", "labels": 0}]}, "labels"),
+        ({"annotate": [{"name": "rewards.people", "select": ["divers"]}]}, "diverse"),
+        (
+            {"annotate": [{"name": "rewards.people", "select": ["small_margins"]}, "rewards.length"]},
+            "no earlier piece writes",
+        ),
+        ({"annotate": [{"name": "rewards.people", "select": ["replay"]}]}, "state"),
     ],
     ids=lambda one: str(one)[:40],
 )  # fmt: skip
