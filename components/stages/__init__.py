@@ -3,8 +3,9 @@ in a separate process.
 """
 
 SIMULATED_PEOPLE = "ratchet.tasks.labels.simulated"
-"""Module of simulated annotators. It is imported by name, so that an edit of the page or of its server
-changes no store key: people would be asked again.
+"""Module of simulated annotators. It is imported by name, since it needs the server of the labelling page.
+Store keys of the stage `ask` depend on its source, but not on the server or the page (its `SERVER`), since
+an edit of the page must not ask people again.
 """
 WAITING = ("ask",)
 """Kinds of stages that wait for people, and hold no GPU meanwhile."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import random
 import threading
@@ -19,9 +20,12 @@ from ratchet.components.labels.queue_files import close_queue
 from ratchet.components.labels.simulate import Annotator
 from ratchet.components.piece import build
 from ratchet.components.types import Context, Group
-from ratchet.tasks.labels.server import make_app, serving
 
 log = logging.getLogger("ratchet.labels")
+SERVER = ".".join(("ratchet", "tasks", "labels", "server"))
+"""Module of the page's server. Store keys depend on every module whose name is a string in the source; this
+one is put together, since an edit of the page must not ask people again.
+"""
 LOOK = 0.2
 """Seconds between two looks of annotators who have nothing to judge."""
 
@@ -40,7 +44,8 @@ def answering(
     def work() -> None:
         try:
             rewards = truth(groups, options["verifier"])
-            with Queue(folder) as queue, serving(make_app(queue)) as base:
+            server = importlib.import_module(SERVER)
+            with Queue(folder) as queue, server.serving(server.make_app(queue)) as base:
                 answer(base, annotators, rewards, over, seed)
         except Exception as error:
             log.error("simulated annotators failed: %s: %s", type(error).__name__, error)

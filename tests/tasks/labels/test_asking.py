@@ -33,6 +33,7 @@ from ratchet.components.labels.scores import pair_weights, scored
 from ratchet.components.labels.settings import doubled, make_queue, read_settings
 from ratchet.components.labels.simulate import Annotator, take_turns
 from ratchet.components.pieces.rewards.people import people
+from ratchet.components.recipes.plan import our_sources
 from ratchet.components.recipes.recipe import load
 from ratchet.components.stages.ask import QUEUE, ask, count_labels, open_queue, wait
 from ratchet.components.stages.job import Job
@@ -151,6 +152,14 @@ def test_labels_through_the_page_are_those_that_the_annotators_would_give_direct
     assert [group.columns["people"] for group in made] == [group.columns["people"] for group in expected]
     columns = [column for group in made for column in group.columns["people"]]
     assert len(made) == 8 and columns != [0.0, 1.0] * 8, "some labels are wrong"
+
+
+def test_an_edit_of_the_page_or_its_server_changes_no_store_key() -> None:
+    """People would be asked again, also by a run that is suspended while they answer."""
+    reached = our_sources().reached([("ratchet.components.stages.ask", "ask")])
+    modules = {node.module for node in reached}
+    assert "ratchet.tasks.labels.simulated" in modules
+    assert "ratchet.tasks.labels.server" not in modules and all(one.what != "page.html" for one in reached)
 
 
 def test_a_stage_that_was_killed_continues_with_the_labels_it_has(job: Job) -> None:
