@@ -165,6 +165,51 @@ def test_a_click_survives_a_server_that_is_stopped_and_started_again(browser: An
         page.wait_for_function("() => document.querySelector('#count').textContent.includes('1 yours')")
 
 
+def test_a_label_that_was_not_confirmed_is_sent_again_after_the_page_is_loaded_anew(
+    browser: Any, folder: Path
+) -> None:
+    with Queue(folder) as queue, serving(make_app(queue)) as base:
+        page = page_of(browser, base)
+        item = queue.next("ann")
+        assert item
+        second = queue.order(item.id, "ann")[1]
+        page.route("**/api/labels", lambda route: route.abort())
+        page.keyboard.press("r")
+        page.keyboard.type("shorter")
+        page.keyboard.press("Escape")
+        page.keyboard.press("2")
+        page.wait_for_selector("#status.bad")
+        page.unroute("**/api/labels")
+        page.goto(f"{base}/#name=ben")
+        page.wait_for_function("() => document.querySelector('#count').textContent.includes('0 yours')")
+        page.keyboard.press("1")
+        wait(lambda: [label.annotator for label in read_labels(folder)] == ["ben"])
+        page.goto(f"{base}/#name=ann")
+        wait(lambda: len(read_labels(folder)) == 2)
+        label = read_labels(folder)[-1]
+        assert (label.item, label.annotator, label.choice) == (item.id, "ann", second)
+        assert label.reason == "shorter"
+        page.wait_for_function("() => document.querySelector('#count').textContent.includes('1 yours')")
+        page.reload()
+        page.wait_for_selector("#task:not([hidden])")
+        page.wait_for_timeout(300)
+        assert len(read_history(folder / "labels.jsonl")) == 2, "it is sent no third time"
+        assert page.problems == []
+
+
+def test_a_label_is_sent_after_signing_in_again(browser: Any, folder: Path) -> None:
+    """The annotator got a new link, which replaces the old one, while the page was open."""
+    with Queue(folder) as queue, serving(make_app(queue)) as base:
+        page = page_of(browser, base, link=links(base, issue(folder, ["ann"]))["ann"])
+        tokens = issue(folder, ["ann"])
+        page.keyboard.press("1")
+        page.wait_for_selector("#signin:not([hidden])")
+        assert read_labels(folder) == []
+        page.goto(links(base, tokens)["ann"])
+        wait(lambda: [label.annotator for label in read_labels(folder)] == ["ann"])
+        page.wait_for_function("() => document.querySelector('#count').textContent.includes('1 yours')")
+
+
 def test_a_link_signs_in_and_its_token_leaves_the_address(browser: Any, folder: Path) -> None:
     tokens = issue(folder, ["ann"])
     with Queue(folder) as queue, serving(make_app(queue)) as base:
