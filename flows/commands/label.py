@@ -17,6 +17,8 @@ from ratchet.flows.commands.options import OUT, Home
 if TYPE_CHECKING:
     from ratchet.components.labels.queue import Queue
 
+OVERLAP = 0.2
+"""Share of the pairs that two annotators judge, where there are two."""
 RESUME_AGAIN = 10.0
 """Seconds until a Prefect server that did not resume a run is asked again."""
 
@@ -32,13 +34,14 @@ def label(
         typer.Option(min=1, help="Labels that a new queue asks for. Default: one pair of answers a prompt."),
     ] = None,
     overlap: Annotated[
-        float,
+        float | None,
         typer.Option(
             min=0,
             max=1,
-            help="Share of the pairs of a new queue that two annotators judge; 0 for one annotator.",
+            help="Share of the pairs of a new queue that two annotators judge. Default: 0.2 with two or more "
+            "--annotators, else 0, since one annotator alone could not finish.",
         ),
-    ] = 0.2,
+    ] = None,
     common: Annotated[
         int | None,
         typer.Option(
@@ -135,7 +138,8 @@ def label(
         raise RecipeError(f"{why} name the annotators who get a personal link, such as --annotators ann,ben")
     if not (folder / "items.jsonl").exists():
         text = guidelines.read_text().strip() if guidelines else ""
-        settings = Settings(overlap=overlap, aspects=_names(aspects), seed=seed, guidelines=text)
+        shared = OVERLAP if overlap is None and len(names) > 1 else overlap or 0.0
+        settings = Settings(overlap=shared, aspects=_names(aspects), seed=seed, guidelines=text)
         run = find_run(source, home)
         pairs = {"labels": labels, "common": common, "select": select, "repeats": repeats, "planted": planted}
         typer.echo(fill(folder, run, settings, stage=stage, seed=seed, **pairs))

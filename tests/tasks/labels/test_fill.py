@@ -87,7 +87,7 @@ def test_a_random_clicker_is_found_with_the_defaults_of_the_command(
     """
     monkeypatch.setattr("ratchet.flows.commands.label._serve", lambda *_: None)
     write_groups((run / "stages" / "annotate_1").resolve() / "groups.parquet", groups(166, 2))
-    command = ["label", str(run), "--home", str(tmp_path), "--stage", "annotate_1"]
+    command = ["label", str(run), "--home", str(tmp_path), "--stage", "annotate_1", "--annotators", "a,b"]
     queue, found = tmp_path / "labels" / run.name / "annotate_1", {"0.2": 0, "0": 0}
     people = [*(Annotator(f"good-{i}") for i in range(4)), Annotator("clicker", error=0.5)]
     for seed, overlap in itertools.product((1, 2, 3), found):
@@ -101,6 +101,17 @@ def test_a_random_clicker_is_found_with_the_defaults_of_the_command(
             labels = take_turns(opened, people, better, each=40, seed=seed)
         found[overlap] += "clicker" in random_annotators(items, labels)
     assert found == {"0.2": 2, "0": 0}
+
+
+@pytest.mark.parametrize(("names", "expected"), [("", 0.0), ("ann", 0.0), ("ann,ben", 0.2)])
+def test_pairs_are_shared_by_default_where_two_annotators_are_named(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: str, expected: float
+) -> None:
+    """One annotator alone could not finish a queue with pairs for two."""
+    monkeypatch.setattr("ratchet.flows.commands.label._serve", lambda *_: None)
+    command = ["label", str(run), "--home", str(tmp_path), "--stage", "annotate_1", "--annotators", names]
+    CliRunner().invoke(app, command, catch_exceptions=False)
+    assert read_settings(tmp_path / "labels" / run.name / "annotate_1").overlap == expected
 
 
 @pytest.mark.parametrize(
