@@ -36,7 +36,9 @@ STAGES = ("demonstrate", "rollout", "annotate", "select", "prepare_offline", "an
 FOLDER = "shards"
 MOST_SLICES = 256
 BATCHES = 4
-"""Scoring micro-batches in a slice."""
+"""Scoring micro-batches in a slice, at most."""
+LEAST_SLICES = 8
+"""Of a short call with as many scoring micro-batches: one slice would leave all engines but one idle."""
 
 
 _shards: Shards | None = None
@@ -144,7 +146,7 @@ class ShardedEngine(Codec):
         batches = [len(batch.group) for batch in pack(bare, unit="row", tokens=tokens)]
         places = [(g, i) for g, group in enumerate(bare) for i in range(len(group.trajectories))]
         found: list[Mapping[str, list[Any]]] = [{output: [] for output in outputs} for _ in groups]
-        number = min(MOST_SLICES, -(-len(batches) // BATCHES))
+        number = min(len(batches), MOST_SLICES, max(LEAST_SLICES, -(-len(batches) // BATCHES)))
         parts, taken = [], 0
         for first, end in split([1] * len(batches), number):
             rows = places[taken : (taken := taken + sum(batches[first:end]))]
