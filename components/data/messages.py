@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from ratchet.components.data.groups import ROLES
+from ratchet.components.data.group_rows import ROLES
 from ratchet.components.types import Message
 
 NAMES = {

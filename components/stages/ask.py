@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,7 +153,7 @@ def wait(
         sleep(POLL)
 
 
-def _answers(job: Job) -> list[Group]:
+def _answers(job: Job) -> Sequence[Group]:
     return read_groups(job.path("groups") / "groups.parquet")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -45,7 +46,7 @@ def demonstrate(job: Job) -> dict[str, Any]:
     progress.expect("answers", answers * (bool(sampling) + texts_read(options["annotate"])))
     annotate = pieces("annotate", options["annotate"])
     counts: Counter[str] = Counter()
-    made: dict[str, list[Group]] = {}
+    made: dict[str, Sequence[Group]] = {}
     for end, members in splits.items():
         if sampling:
             members = build("rollout", sampling)([group.prompt for group in members], context)
@@ -70,7 +71,7 @@ def demonstrate(job: Job) -> dict[str, Any]:
     return {"counts": dict(counts), "summary": summary}
 
 
-def _read(job: Job, end: str) -> list[Group]:
+def _read(job: Job, end: str) -> Sequence[Group]:
     """The groups of `data` or `validation`; tokenised if they are not answered anew."""
     option, source = ("validation", "validation_data") if end else ("data", "data")
     folder = job.path(source if source in job.inputs else "data")
@@ -78,7 +79,7 @@ def _read(job: Job, end: str) -> list[Group]:
     return groups if job.options["rollout"] else tokenised(groups, load_tokenizer(job.path("policy")))
 
 
-def _statistics(job: Job, made: dict[str, list[Group]]) -> pa.Table:
+def _statistics(job: Job, made: dict[str, Sequence[Group]]) -> pa.Table:
     """One row per group, as for curated splits. Data sets of one stage share prompts by design, so leaks are
     checked only between training and validation of the same one.
     """

@@ -119,7 +119,7 @@ def limits_of(options: Mapping[str, Any]) -> dict[str, Any]:
     return limits
 
 
-def verified_answers(job: Job) -> tuple[list[Group], str]:
+def verified_answers(job: Job) -> tuple[Sequence[Group], str]:
     """The base model's answers on the validation split of the demonstrations, and the column of their true
     values (the last reward written). Empty if there are no demonstrations, no verifier, or one answer per
     prompt.

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.components.data.groups import read_groups
+from ratchet.components.data.lazy_groups import is_lazy
+from ratchet.components.data.step_values import compact
 from ratchet.components.errors import ContractError, DataError, GateError
 from ratchet.components.models.load import load_tokenizer
 from ratchet.components.piece import build
@@ -189,7 +191,7 @@ def encoded(
         done, outcome = encode_group(tokenizer, group, max_tokens)
         outcomes[outcome] += 1
         if done is not None:
-            groups.append(done)
+            groups.append(compact(done) if is_lazy(records) else done)
     counts = {
         "records": len(records),
         "kept": len(groups),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple, final
 
+from ratchet.components.data.lazy_groups import annotated_in_parts, each, is_lazy, listed, taken
 from ratchet.components.errors import DataError
 from ratchet.components.piece import build, describe
 from ratchet.components.protocols import Memory
@@ -56,7 +57,7 @@ def stateful_pieces(**slots: Sequence[Named]) -> dict[str, Memory]:
 
 def annotate_groups(
     groups: Sequence[Group], annotators: Sequence[Named], ctx: Context, *, max_failed: float
-) -> tuple[list[Group], dict[str, Any]]:
+) -> tuple[Sequence[Group], dict[str, Any]]:
     """Apply annotators in order: each adds columns to every group. Returns the groups and counts.
 
     A trajectory whose reward failed, was skipped or is not finite is dropped and counted; `DataError` if the
@@ -88,28 +89,27 @@ def annotate_groups(
         if rewards:
             groups = _rewarded(groups, annotator.name, rewards, counts, max_failed)
     if any(sources.values()):
-        groups = [
-            dataclasses.replace(
+        groups = each(
+            groups,
+            lambda _, g: dataclasses.replace(
                 g, prompt=dataclasses.replace(g.prompt, meta={**g.prompt.meta, "reward_models": sources})
-            )
-            for g in groups
-        ]
+            ),
+        )
     return groups, {"groups": len(groups), "trajectories": sum(len(g.trajectories) for g in groups), **counts}
 
 
-def _extended(groups: Sequence[Group], written: Columns) -> list[Group]:
-    return [
-        g.extended({column: values[i] for column, values in written.items()}) for i, g in enumerate(groups)
-    ]
+def _extended(groups: Sequence[Group], written: Columns) -> Sequence[Group]:
+    return each(groups, lambda i, g: g.extended({column: values[i] for column, values in written.items()}))
 
 
 def _rewarded(
     groups: Sequence[Group], name: str, rewards: Sequence[str], counts: Counter[str], max_failed: float
-) -> list[Group]:
+) -> Sequence[Group]:
     """The groups without trajectories of which one of the `rewards` cannot be trained on; counts them by
     reason. `DataError` if the dropped share exceeds `max_failed`, or nothing is left.
     """
-    kept, total, first = [], 0, ""
+    kept: list[list[int]] = []
+    total, first = 0, ""
     for group in groups:
         good = []
         for i in range(len(group.trajectories)):
@@ -123,19 +123,18 @@ def _rewarded(
         if len(good) < len(group.trajectories):
             counts["groups short of responses"] += bool(good)
             counts["groups without any reward"] += not good
-        if good:
-            kept.append(group.take(good))
-    lost = total - sum(len(g.trajectories) for g in kept)
+        kept.append(good)
+    lost = total - sum(map(len, kept))
     if total and (lost / total > max_failed or lost == total):
         raise DataError(
             f"{name}: {lost} of {total} rewards failed or were skipped (at most {max_failed:.0%} "
             "allowed, and never all); "
             f"first failure: {first}"
         )
-    return kept
+    return taken(groups, kept)
 
 
-def without_failed(groups: Sequence[Group], max_failed: float = 1.0) -> tuple[list[Group], Counter[str]]:
+def without_failed(groups: Sequence[Group], max_failed: float = 1.0) -> tuple[Sequence[Group], Counter[str]]:
     """The groups without the trajectories whose environment failed, which have no reward of any kind, and
     their number. `DataError` if their share exceeds `max_failed`.
     """
@@ -147,9 +146,9 @@ def without_failed(groups: Sequence[Group], max_failed: float = 1.0) -> tuple[li
             f"first failure: {failed[0].meta.get('error', 'unknown')}"
         )
     if not failed:
-        return list(groups), Counter()
-    kept = [g.take([i for i, t in enumerate(g.trajectories) if t.stop != "error"]) for g in groups]
-    return [g for g in kept if g.trajectories], Counter({"trajectories that failed": len(failed)})
+        return listed(groups), Counter()
+    kept = [[i for i, t in enumerate(g.trajectories) if t.stop != "error"] for g in groups]
+    return taken(groups, kept), Counter({"trajectories that failed": len(failed)})
 
 
 def run_annotator(annotator: Named, groups: Sequence[Group], ctx: Context) -> tuple[Columns, dict[str, str]]:
@@ -171,9 +170,9 @@ def run_annotator(annotator: Named, groups: Sequence[Group], ctx: Context) -> tu
         found = ranks.spread(groups, rows, tokens_of)
         columns = {column: [row[column] for row, _ in found] for column in found[0][0]}
         return columns, {model: weights for _, used in found for model, weights in used.items()}
-    if annotator.name.startswith("rewards."):
-        return ranks.once(lambda: work(groups))
-    return work(groups)
+    in_parts = annotator.by_group and is_lazy(groups)
+    every = (lambda: annotated_in_parts(groups, work)) if in_parts else (lambda: work(groups))
+    return ranks.once(every) if annotator.name.startswith("rewards.") else every()
 
 
 def in_lockstep(model: Any) -> bool:
@@ -227,12 +226,12 @@ def _fault(group: Group, column: str, i: int) -> str:
 
 def select_groups(
     groups: Sequence[Group], selectors: Sequence[Named], ctx: Context, *, earlier: Sequence[Group] = ()
-) -> tuple[list[Group], dict[str, Any]]:
+) -> tuple[Sequence[Group], dict[str, Any]]:
     """Apply selectors in order and prepend the groups kept from `earlier` rounds. Returns the groups and
     counts of what was dropped, by reason.
     """
     counts: Counter[str] = Counter({"groups before": len(groups)})
-    chosen = list(groups)
+    chosen = listed(groups)
     for selector in selectors:
         chosen = selector.call(chosen, dataclasses.replace(ctx, counts=counts))
         counts[f"groups after {selector.name}"] = len(chosen)
@@ -242,19 +241,16 @@ def select_groups(
     return chosen, dict(counts)
 
 
-def tokenised(groups: Sequence[Group], tokenizer: Any) -> list[Group]:
+def tokenised(groups: Sequence[Group], tokenizer: Any) -> Sequence[Group]:
     """Groups with the tokens of the answers that a selector wrote as text; sampled tokens are unchanged."""
-    return [
-        group.replace([encode(tokenizer, group.prompt, trajectory) for trajectory in group.trajectories])
-        for group in groups
-    ]
+    return each(groups, lambda _, g: g.replace([encode(tokenizer, g.prompt, t) for t in g.trajectories]))
 
 
-def prepare_groups(groups: Sequence[Group], annotators: Sequence[Named], ctx: Context) -> list[Group]:
+def prepare_groups(groups: Sequence[Group], annotators: Sequence[Named], ctx: Context) -> Sequence[Group]:
     """Apply the annotators that run on selected groups only (e.g. reference log-probs). Groups of earlier
     rounds are annotated again, since the models may have changed. Collective.
     """
-    groups = list(groups)
+    groups = listed(groups)
     for annotator in annotators if groups else ():
         groups = _extended(groups, run_annotator(annotator, groups, ctx)[0])
     return groups

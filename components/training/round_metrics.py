@@ -55,16 +55,19 @@ def _answers(groups: Sequence[Group]) -> dict[str, float]:
     """Length, truncation, entropy and diversity of the answers."""
     from ratchet.components.evaluation.diversity import distinct_n
 
-    answers = [t for g in groups for t in g.trajectories]
-    lengths = [sum(t.mask) for t in answers]
-    texts = [t.text for t in answers]
-    sampled = [t for t in answers if t.logprobs is not None]
-    logprobs = [sum(p for p, m in zip(t.logprobs or (), t.mask, strict=False) if m) for t in sampled]
+    lengths, texts, logprobs, sampled, truncated = [], [], [], 0, 0
+    for t in (t for g in groups for t in g.trajectories):
+        lengths.append(sum(t.mask))
+        texts.append(t.text)
+        truncated += t.stop == "length"
+        if t.logprobs is not None:
+            logprobs.append(sum(p for p, m in zip(t.logprobs, t.mask, strict=False) if m))
+            sampled += lengths[-1]
     return {
-        "responses": float(len(answers)),
-        "length": sum(lengths) / len(answers),
-        "truncated": sum(t.stop == "length" for t in answers) / len(answers),
-        **({"entropy": -sum(logprobs) / max(sum(sum(t.mask) for t in sampled), 1)} if sampled else {}),
+        "responses": float(len(texts)),
+        "length": sum(lengths) / len(texts),
+        "truncated": truncated / len(texts),
+        **({"entropy": -sum(logprobs) / max(sampled, 1)} if logprobs else {}),
         "distinct_1": distinct_n(texts, 1),
         "distinct_2": distinct_n(texts, 2),
     }

@@ -116,20 +116,20 @@ def learn_prompts(groups: Sequence[Group], built: Pieces) -> None:
 
 def score(
     groups: Sequence[Group], built: Pieces, options: Mapping[str, Any], ctx: Context
-) -> tuple[list[Group], dict[str, Any]]:
+) -> tuple[Sequence[Group], dict[str, Any]]:
     """The answers with rewards and other columns, and counts. Collective."""
     return annotate_groups(groups, built["annotate"], ctx, max_failed=options["max_failed"])
 
 
 def select(
     groups: Sequence[Group], built: Pieces, ctx: Context, tokenizer: Any, *, earlier: Sequence[Group] = ()
-) -> tuple[list[Group], dict[str, Any]]:
+) -> tuple[Sequence[Group], dict[str, Any]]:
     """The tokenised groups to train on, and counts."""
     chosen, counts = select_groups(groups, built["select"], ctx, earlier=earlier)
     return tokenised(chosen, tokenizer), counts
 
 
-def prepare(groups: Sequence[Group], built: Pieces, ctx: Context) -> list[Group]:
+def prepare(groups: Sequence[Group], built: Pieces, ctx: Context) -> Sequence[Group]:
     """The chosen groups with the columns that the objectives read from other models. Collective."""
     return prepare_groups(groups, built["prepare"], ctx)
 
@@ -173,8 +173,8 @@ class Round:
 
     prompts: list[Prompt]
     sampled: Sequence[Group]
-    scored: list[Group] = field(default_factory=list)
-    chosen: list[Group] = field(default_factory=list)
+    scored: Sequence[Group] = field(default_factory=list)
+    chosen: Sequence[Group] = field(default_factory=list)
     line: dict[str, float] = field(default_factory=dict)
     counts: dict[str, Any] = field(default_factory=dict)
     rolled_back: bool = False

@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ratchet.components.stages.job import Job
+    from ratchet.components.types import Group
 
 
 def validate(job: Job) -> dict[str, Any]:
@@ -250,7 +251,9 @@ def _present(file: Path) -> Path:
     return file
 
 
-def _write_quarantine(path: Path, groups: Mapping[str, list[Any]], broken: Mapping[str, list[str]]) -> None:
+def _write_quarantine(
+    path: Path, groups: Mapping[str, Sequence[Group]], broken: Mapping[str, list[str]]
+) -> None:
     lines = []
     for name, members in groups.items():
         for number, group in enumerate(members):

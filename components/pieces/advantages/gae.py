@@ -65,7 +65,9 @@ def step_rewards(group: Group, reward: str | Sequence[str]) -> list[list[float]]
     names = [reward] if isinstance(reward, str) else list(reward)
     rows = [[0.0] * len(t.mask) for t in group.trajectories]
     for name in names:
-        stepwise = name in group.columns and any(isinstance(v, (list, tuple)) for v in group.columns[name])
+        stepwise = name in group.columns and any(
+            isinstance(v, Sequence) and not isinstance(v, str) for v in group.columns[name]
+        )
         numbers = group.columns[name] if stepwise else rewards_of(group, name)
         for row, value, trajectory in zip(rows, numbers, group.trajectories, strict=True):
             if stepwise:
