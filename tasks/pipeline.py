@@ -18,7 +18,7 @@ from ratchet.components.evaluation.certificate import require
 from ratchet.components.recipes.plan import Stage, plan
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.recipe import dump, load, reread
-from ratchet.components.recipes.reward_models import optimised_models
+from ratchet.components.recipes.reward_models import not_required, optimised_models
 from ratchet.components.recipes.schema import Recipe
 from ratchet.components.stages.fetch import REGISTERED, REGISTRY
 from ratchet.components.stages.run import as_request
@@ -232,6 +232,7 @@ class Pipeline:
             return artifact
 
     def begin(self) -> None:
+        optional = not_required(self.recipe)
         require_packages(self.profile)
         self.run.hold()
         self.run.open(dump(self.recipe, self.profile))
@@ -243,6 +244,7 @@ class Pipeline:
             revision=revision(),
             packages=packages(),
             stages={n: s.key for n, s in self.stages.items()},
+            not_required=[n for n, s in self.stages.items() if s.certifies in optional],
             started=time.time(),
             **({"registry": self.registry} if self.registry else {}),
         )

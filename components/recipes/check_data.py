@@ -14,7 +14,11 @@ from ratchet.components.recipes.check_fit import objectives_of_labels, objective
 from ratchet.components.recipes.check_independent import prompts_seen
 from ratchet.components.recipes.check_models import check_folder, check_model
 from ratchet.components.recipes.check_records import Checked, check_records, unread
-from ratchet.components.recipes.check_warnings import gates_of_few, unused_reward_models
+from ratchet.components.recipes.check_warnings import (
+    gates_of_few,
+    not_required_accuracy,
+    unused_reward_models,
+)
 from ratchet.components.recipes.conform import known_keys
 from ratchet.components.recipes.families import family_of, new_family
 from ratchet.components.recipes.phases import sections
@@ -43,7 +47,13 @@ def check_files(recipe: Recipe, show: int = 0, warnings: Sequence[str] = ()) -> 
     `warnings`: further ones for the result.
     """
     checked = _checked(recipe, show)
-    more = [*unused_reward_models(recipe), *gates_of_few(recipe), *prompts_seen(recipe), *warnings]
+    more = [
+        *unused_reward_models(recipe),
+        *not_required_accuracy(recipe),
+        *gates_of_few(recipe),
+        *prompts_seen(recipe),
+        *warnings,
+    ]
     return replace(checked, warnings=[*checked.warnings, *more])
 
 

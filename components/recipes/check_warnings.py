@@ -12,7 +12,9 @@ from typing import Any
 
 from ratchet.components.piece import describe
 from ratchet.components.recipes.phases import sections
+from ratchet.components.recipes.reward_models import not_required
 from ratchet.components.recipes.schema import Learn, Online, Recipe, Reward
+from ratchet.components.recipes.smoke import LIMITED
 from ratchet.components.types import Group
 
 SIZED = ("learning_rate", "max_tokens")
@@ -32,6 +34,19 @@ def unused_reward_models(recipe: Recipe) -> list[str]:
         + " to leave it out"
         for one in phases
         if isinstance(one.section, Reward) and not read & set(one.models)
+    ]
+
+
+def not_required_accuracy(recipe: Recipe) -> list[str]:
+    """A sentence if a reward model is optimised against whose accuracy is not required. None for a smoke
+    test, which requires nothing and registers nothing.
+    """
+    if not (names := not_required(recipe)) or recipe.name.endswith(LIMITED):
+        return []
+    return [
+        f"this recipe optimises {' and '.join(names)} without requiring a certificate of accuracy "
+        "(`certificate.min_accuracy: null`): a reward model no better than chance is used too, and the "
+        "policy cannot become champion"
     ]
 
 

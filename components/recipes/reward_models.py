@@ -49,6 +49,21 @@ def _decoded(part: Any) -> list[Mapping[str, Any]]:
     return [rollout[one.name] for one in options if one.nested == "annotate"]
 
 
+def not_required(recipe: Recipe) -> list[str]:
+    """Reward models that training or best-of-n decoding optimises against, though their accuracy is not
+    required (`certificate.min_accuracy: null`): they may be no better than chance.
+    """
+    limits = {name: source.certificate for name, source in recipe.models.items() if source.certificate}
+    limits |= {
+        model: one.section.certificate
+        for one in sections(recipe)
+        if isinstance(one.section, Reward)
+        for model in one.models
+    }
+    optimised = optimised_models(recipe)
+    return [name for name, bounds in limits.items() if name in optimised and bounds.min_accuracy is None]
+
+
 def certified(recipe: Recipe) -> set[str]:
     """Reward models in `models` that need a certificate: those optimised against; all of them in a recipe
     without training and evaluation.

@@ -11,6 +11,8 @@ from ratchet.components.recipes.phases import with_sections
 from ratchet.components.recipes.schema import Fit, Learn, Online, Recipe, Reward
 from ratchet.components.recipes.sections import Contexts, Conversations, Data, Labelled, Limits, Pairs
 
+LIMITED = "-limited"
+"""End of the name of a smoke test."""
 ROUNDS = 2
 PAIRS = 64
 """Minimum number of pairs, so that every fold of the linear probe's cross-validation has one."""
@@ -36,7 +38,7 @@ def limited(recipe: Recipe, count: int) -> Recipe:
         for name, source in recipe.models.items()
     }
     changes: dict[str, Any] = {
-        "name": f"{recipe.name[:92]}-limited",
+        "name": f"{recipe.name[:92]}{LIMITED}",
         "models": models,
         "data": _data(recipe.data, count),
         "claim": None,

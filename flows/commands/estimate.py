@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from math import isnan, nan
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ratchet.components.errors import RecipeError
 
+if TYPE_CHECKING:
+    from rich.console import Console
 
-def check_fits(pipeline: Any) -> None:
+    from ratchet.tasks.pipeline import Pipeline
+
+
+def check_fits(pipeline: Pipeline) -> None:
     """`RecipeError` if the profile has too little memory. Skipped while the model's size is unknown."""
     from ratchet.components.estimates.capacity import check_capacity
     from ratchet.tasks.machine.calibration import costs_of, model_shape, this_machine
@@ -21,7 +26,7 @@ def check_fits(pipeline: Any) -> None:
     check_capacity(pipeline.profile, costs, this_machine(pipeline.store.home))
 
 
-def print_estimate(console: Any, pipeline: Any) -> None:
+def print_estimate(console: Console, pipeline: Pipeline) -> None:
     """Print the table and its sums. `RecipeError` after it if the profile has too little memory."""
     from ratchet.components.estimates.capacity import check_capacity, gb
     from ratchet.flows.display import table_of

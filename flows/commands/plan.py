@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from math import isnan
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ratchet.flows.commands.estimate import check_fits, print_estimate
 from ratchet.flows.commands.options import OUT, Home, Json, Limit, ProfileOption, RecipeName, Set, print_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ratchet.components.recipes.profile import Profile
+    from ratchet.components.recipes.schema import Recipe
+    from ratchet.tasks.pipeline import Pipeline
 
 WOULD = {"done": "keep", "resume": "continue", "run": "make"}
 
@@ -25,6 +33,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show what `run` would do, stage by stage. Fails if the profile has too little memory."""
+    from ratchet.components.recipes.check_warnings import not_required_accuracy
     from ratchet.flows.display import open_console
     from ratchet.tasks.pipeline import Pipeline
 
@@ -33,13 +42,15 @@ def plan(
         return print_json(_as_json(pipeline, estimate))
     console = open_console()
     print_plan(console, pipeline, full=not estimate)
+    for sentence in not_required_accuracy(pipeline.recipe):
+        console.print(f"WARNING: {sentence}", markup=False, soft_wrap=True)
     if estimate:
         print_estimate(console, pipeline)
     else:
         check_fits(pipeline)
 
 
-def _as_json(pipeline: Any, estimate: bool) -> dict[str, Any]:
+def _as_json(pipeline: Pipeline, estimate: bool) -> dict[str, Any]:
     stages = {
         s.stage.name: {
             "would": WOULD[s.state],
@@ -70,7 +81,8 @@ def _as_json(pipeline: Any, estimate: bool) -> dict[str, Any]:
     }
 
 
-def print_plan(console: Any, pipeline: Any, *, full: bool = False) -> None:
+def print_plan(console: Console, pipeline: Pipeline, *, full: bool = False) -> None:
+    """Print batch sizes and counts, with `full` the stages too, and how many stages are finished."""
     from ratchet.flows.display import table_of
 
     console.print(sizes(pipeline.recipe, pipeline.profile))
@@ -92,7 +104,7 @@ def print_plan(console: Any, pipeline: Any, *, full: bool = False) -> None:
     )
 
 
-def sizes(recipe: Any, profile: Any) -> Any:
+def sizes(recipe: Recipe, profile: Profile) -> Table:
     """The table of `quantities`."""
     from ratchet.flows.display import table_of
 
@@ -102,7 +114,7 @@ def sizes(recipe: Any, profile: Any) -> Any:
     return table
 
 
-def quantities(recipe: Any, profile: Any) -> dict[str, Any]:
+def quantities(recipe: Recipe, profile: Profile) -> dict[str, Any]:
     """Batch sizes, counts and token limits by unit, derived from the recipe and its profile."""
     from ratchet.components.estimates.sizes import units
     from ratchet.components.recipes.phases import sections

@@ -63,6 +63,7 @@ def explain(
     """Print what a recipe is: paper, pieces, equation, its difference from its base, and what was measured of
     its claim; then its derived batch sizes and token counts.
     """
+    from ratchet.components.recipes.check_warnings import not_required_accuracy
     from ratchet.components.recipes.plain_values import plain
     from ratchet.components.recipes.recipe import dump, load
     from ratchet.flows.catalogue import details, summary
@@ -78,6 +79,8 @@ def explain(
     for line in [*summary(loaded, stored), "", *details(loaded, stored), ""]:
         console.print(line, markup=False, soft_wrap=True)
     console.print(sizes(loaded, chosen))
+    for sentence in not_required_accuracy(loaded):
+        console.print(f"WARNING: {sentence}", markup=False, soft_wrap=True)
     if loaded.data.splits is None:
         shares = ", ".join(f"{name} {share:.2f}" for name, share in _default_splits(loaded).items())
         typer.echo(f"data.splits: null stands for {shares}, as far as the data can fill them")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ratchet.flows.commands.options import OUT, Home, Json, print_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 LISTED = ("run", "recipe", "state", "started", "ended", "registered", "champion", "path")
 """Keys of a run in `ratchet runs --json`."""
@@ -73,7 +76,7 @@ def runs(home: Home = OUT, as_json: Json = False) -> None:
     open_console().print(table)
 
 
-def print_outcome(console: Any, summary: Mapping[str, Any], currency: str = "") -> None:
+def print_outcome(console: Console, summary: Mapping[str, Any], currency: str = "") -> None:
     """Print error, gates, versions, champion, cost, drift and paths, one line each."""
     from ratchet.tasks.tracking.outcome import lines_of
     from ratchet.tasks.tracking.spending import describe_spending

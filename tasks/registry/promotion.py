@@ -212,7 +212,7 @@ def _objections(version: Version, found: Comparison | None) -> list[str]:
     against = []
     if version.tags.get("verdict") != "passed":
         why = version.tags.get("verdict.why", "no verdict is recorded")
-        against.append(f"its gates did not pass ({why})")
+        against.append(f"it was refused when it was registered ({why})")
     if ROLLED_BACK in version.tags:
         against.append(f"it was rolled back ({version.tags[ROLLED_BACK]})")
     if found is not None and not found.better:

@@ -5,9 +5,11 @@ allowed, champion.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from ratchet.components.errors import ServiceError, redacted
+from ratchet.components.recipes.reward_models import not_required
 from ratchet.components.stages.fetch import REGISTRY
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.process.locks import registry_lock
@@ -20,7 +22,8 @@ from ratchet.tasks.tracking.server import tracking_uri
 
 def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
     """Register the run's checkpoints, if it trains any, with their lineage; set `candidate`, and `champion`
-    if the gates passed and the model is shown to be better than the current champion. `run_id`: the run's
+    if the gates passed, the reward models it was optimised against had to be better than chance, and the
+    model is shown to be better than the current champion. `run_id`: the run's
     MLflow id, None if it is not uploaded.
 
     Files of intermediate checkpoints stay in the store; only the final one is copied to MLflow. If the
@@ -38,6 +41,8 @@ def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
     if "evaluate" in pipeline.stages:
         report = json.loads((pipeline.artifact("evaluate").path / "results.json").read_text())
     verdict = report.get("verdict", {"passed": False, "reasons": ["the recipe has no evaluation"]})
+    if names := not_required(recipe):
+        verdict = {**verdict, "passed": False, "reasons": [*verdict["reasons"], _why_refused(names)]}
     versions: dict[str, str] = {}
     try:
         with registry_lock(home):
@@ -66,6 +71,13 @@ def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
         return {"postponed": str(error)}
     pipeline.run.record(versions=versions, verdict=verdict)
     return {"versions": versions, "champion": champion}
+
+
+def _why_refused(names: Sequence[str]) -> str:
+    return (
+        f"{' and '.join(names)} was optimised against without a required accuracy "
+        "(`certificate.min_accuracy: null`)"
+    )
 
 
 def checkpoints(pipeline: Pipeline) -> list[str]:

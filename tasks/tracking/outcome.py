@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.components.errors import RecipeError, nearest
+from ratchet.components.evaluation.certificate import CHANCE
 from ratchet.components.storage.run_directory import RunDirectory
 from ratchet.components.storage.store import read_manifest
 
@@ -49,7 +50,8 @@ def outcome(run: Path) -> dict[str, Any]:
     """Content of `ratchet show --json`. `state`: running, waiting (for people to label), interrupted (the
     process died), finished, stopped (by the user) or failed. `stages`: list of {name, key, made (whether its
     output exists), meta}. `gates`: list of {name, passed, why}. `registered`: stage → `model:version`.
-    `champion`: whether the final model became champion, and `why_not`. `error`, `failed_stage`, `log` of a
+    `not_required`: stages of reward models that were optimised against though no accuracy was required of
+    them. `champion`: whether the final model became champion, and `why_not`. `error`, `failed_stage`, `log` of a
     failed run. Unknown values are None or empty.
     """
     run = run.resolve()
@@ -75,6 +77,7 @@ def outcome(run: Path) -> dict[str, Any]:
         "error": state.get("error"),
         "failed_stage": failed,
         "log": str(log) if failed and log.exists() else None,
+        "not_required": state.get("not_required", []),
         "passed": verdict.get("passed") if gates else None,
         "gates": gates,
         "registered": state.get("registered") or {},
@@ -140,6 +143,7 @@ def lines_of(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     if found["state"] == "waiting":
         lines.append(("waits", f"for people: `ratchet label {found['run']}` serves the page"))
     lines += [("log", found["log"])] if found["log"] else []
+    lines += [("WARNING", text) for text in _not_required(found)]
     if gates := found["gates"]:
         failed = sum(not gate["passed"] for gate in gates)
         lines.append(("gates", f"{failed} of {len(gates)} failed" if failed else f"all {len(gates)} passed"))
@@ -161,6 +165,26 @@ def lines_of(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     if found["champion"] is not None:
         lines.append(("champion", "yes" if found["champion"] else f"no: {found['why_not']}"))
     return lines
+
+
+def _not_required(found: Mapping[str, Any]) -> list[str]:
+    """A sentence for each trained reward model that is optimised against and of which no accuracy was
+    required, with what was measured.
+    """
+    certificates = {
+        stage["name"]: stage["meta"]["certificate"]
+        for stage in found["stages"]
+        if stage["name"] in found["not_required"] and "certificate" in stage["meta"]
+    }
+    return [
+        f"{name} is optimised against without a required accuracy; its {_interval(one['accuracy'])} on "
+        f"held-out pairs{'' if one['accuracy']['low'] > CHANCE else ', not shown to be better than chance'}"
+        for name, one in certificates.items()
+    ]
+
+
+def _interval(found: Mapping[str, float]) -> str:
+    return f"accuracy is {found['mean']:.1%} [{found['low']:.1%}, {found['high']:.1%}]"
 
 
 def markdown(found: Mapping[str, Any], about: str, report: str | None = None) -> str:

@@ -10,7 +10,12 @@ import pytest
 
 from ratchet.components.errors import RatchetError
 from ratchet.components.recipes.check_data import check_files
-from ratchet.components.recipes.check_warnings import gates_of_few, of_the_tiny_model, unused_reward_models
+from ratchet.components.recipes.check_warnings import (
+    gates_of_few,
+    not_required_accuracy,
+    of_the_tiny_model,
+    unused_reward_models,
+)
 from ratchet.components.recipes.recipe import inherited_sizes, load
 
 
@@ -47,6 +52,17 @@ def test_a_reward_model_that_nothing_reads_is_a_warning() -> None:
     assert warning.startswith("reward: trains 'reward_model'") and "`reward: null`" in warning
     for name in ("online_dpo", "tiny_people", "reward_ensemble", "chat", "instruct", "reward_model"):
         assert not unused_reward_models(load(name)[0])
+
+
+def test_a_reward_model_optimised_without_a_required_accuracy_is_a_warning() -> None:
+    waived = ["reward.certificate.min_accuracy=null"]
+    (warning,) = check_files(load("online_dpo", overrides=waived)[0]).warnings
+    assert "optimises reward_model without requiring" in warning and "champion" in warning
+    assert not not_required_accuracy(load("online_dpo")[0])
+    assert not not_required_accuracy(load("reward_model", overrides=waived)[0]), "nothing optimises it"
+    assert not not_required_accuracy(load("online_dpo", limit=8)[0]), "a smoke test registers nothing"
+    (of_four,) = not_required_accuracy(load("ensemble_mean")[0])
+    assert "reward_model_1 and reward_model_2" in of_four
 
 
 def test_a_parser_of_the_base_that_reads_another_layout_is_named(tmp_path: Path) -> None:

@@ -1,15 +1,18 @@
 """The registry on sqlite and on a real `mlflow server`, which reject different requests."""
 
+import json
 import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from ratchet.components.errors import ServiceError, StoreError
+from ratchet.components.errors import ContractError, ServiceError, StoreError
 from ratchet.components.recipes.plan import Stage
+from ratchet.components.recipes.recipe import load
 from ratchet.components.recipes.schema_evaluation import Register
 from ratchet.components.types import Artifact
 from ratchet.flows.ui import free_port, wait_for
@@ -261,7 +264,7 @@ def test_versions_have_metrics_and_parent_versions(tmp_path, monkeypatch):
         for name in weights
     }
     line = SimpleNamespace(
-        recipe=SimpleNamespace(register=Register("m")),
+        recipe=replace(load("sft")[0], register=Register("m")),
         stages=stages,
         artifact=artifacts.__getitem__,
         store=SimpleNamespace(home=tmp_path),
@@ -288,12 +291,56 @@ def test_versions_have_metrics_and_parent_versions(tmp_path, monkeypatch):
     assert tagged("3", "parent.") == {"optimise_1": "m:2", "reward": "m-reward:1"}
 
 
+@pytest.mark.parametrize(("floor", "becomes"), [("0.5", True), ("null", False)])
+def test_a_policy_of_a_reward_model_without_a_required_accuracy_does_not_become_champion(
+    floor, becomes, tmp_path, monkeypatch
+):
+    """Whatever its gates say; only `promote --force`, a user's recorded decision, overrules."""
+    from ratchet.tasks.registry import promotion, registration
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(registration, "write_lineage", lambda *_: LINEAGE)
+    (tmp_path / "evaluate").mkdir()
+    verdict = {"passed": True, "reasons": ["ending: passed"], "gates": {"ending": True}}
+    (tmp_path / "evaluate" / "results.json").write_text(json.dumps({"verdict": verdict}))
+    artifacts = {
+        "optimise_1": Artifact("weights", model(tmp_path / "weights", "w"), ""),
+        "evaluate": Artifact("report", tmp_path / "evaluate", ""),
+    }
+    recorded = {}
+    line = SimpleNamespace(
+        recipe=replace(
+            load("online_dpo", overrides=[f"reward.certificate.min_accuracy={floor}"])[0],
+            register=Register("floor"),
+        ),
+        stages={
+            "optimise_1": Stage("optimise_1", "optimise", "weights", {}, policy=True),
+            "evaluate": Stage("evaluate", "evaluate", "report", {}),
+        },
+        artifact=artifacts.__getitem__,
+        store=SimpleNamespace(home=tmp_path),
+        run=SimpleNamespace(record=recorded.update),
+    )
+    mlflow = client(tmp_path)
+    done = registration.register_run(line, mlflow.create_run(experiment_id(mlflow, tmp_path)).info.run_id)
+    assert done["champion"] is becomes and recorded["verdict"]["passed"] is becomes
+    if not becomes:
+        assert "min_accuracy" in recorded["verdict"]["reasons"][-1]
+        with pytest.raises(ContractError, match="min_accuracy"):
+            promotion.promote_by_hand("floor", "1", "it looks good", home=tmp_path)
+        assert champion("floor", home=tmp_path) is None
+        promotion.promote_by_hand("floor", "1", "it looks good", force=True, home=tmp_path)
+        assert champion("floor", home=tmp_path).version == "1"
+
+
 RACE = """
 import json, sys, time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from mlflow import MlflowClient
 from ratchet.components.recipes.plan import Stage
+from ratchet.components.recipes.recipe import load
 from ratchet.components.recipes.schema import Register
 from ratchet.components.types import Artifact
 from ratchet.tasks.registry import promotion
@@ -310,7 +357,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 if act == "register":
     registration.write_lineage = lambda *_: {"data": {}}
-    line = SimpleNamespace(recipe=SimpleNamespace(register=Register("race")), stages={"sft": Stage("sft", "sft", "weights", {})},
+    line = SimpleNamespace(recipe=replace(load("sft")[0], register=Register("race")), stages={"sft": Stage("sft", "sft", "weights", {})},
                            artifact=lambda _: Artifact("weights", home / "weights", ""), store=SimpleNamespace(home=home),
                            run=SimpleNamespace(record=lambda **_: None))
     print(registration.register_run(line, given)["versions"]["sft"])
@@ -378,7 +425,7 @@ def test_registry_requests_hold_the_lock(act, tmp_path, monkeypatch):
     monkeypatch.setattr(registration, "write_lineage", lambda *_: {})
     weights = model(tmp_path / "weights", "w")
     line = SimpleNamespace(
-        recipe=SimpleNamespace(register=Register("race")),
+        recipe=replace(load("sft")[0], register=Register("race")),
         stages={"sft": Stage("sft", "sft", "weights", {})},
         artifact=lambda _: Artifact("weights", weights, ""),
         store=SimpleNamespace(home=tmp_path),

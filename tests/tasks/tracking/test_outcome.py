@@ -110,6 +110,21 @@ def test_gates_are_known_before_anything_is_registered(tmp_path: Path) -> None:
     ) in lines_of(outcome(run_directory.path))
 
 
+@pytest.mark.parametrize(("low", "more"), [(0.45, True), (0.55, False)])
+def test_a_reward_model_without_a_required_accuracy_is_shown_with_its_interval(
+    low: float, more: bool, tmp_path: Path
+) -> None:
+    directory = run(tmp_path, "mine-1", not_required=["reward"], stages={"sft": "k", "reward": "l"})
+    meta = {"certificate": {"accuracy": {"mean": 0.58, "low": low, "high": 0.7, "n": 60}}}
+    found = outcome(directory.path)
+    assert not lines_of(found), "its certificate is not made yet"
+    for stage in found["stages"]:
+        stage["meta"] = meta
+    ((label, text),) = lines_of(found)
+    assert label == "WARNING" and text.startswith("reward is optimised against without a required accuracy")
+    assert f"58.0% [{low:.1%}, 70.0%]" in text and ("not shown to be better than chance" in text) is more
+
+
 def test_failed_run_shows_its_error_and_log(tmp_path: Path) -> None:
     run_directory = run(
         tmp_path, "mine-1", state="failed", error="StageError: out of\nmemory", failed_stage="sft"
