@@ -7,13 +7,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ratchet.components.errors import RecipeError
 from ratchet.flows.alerts import alert_change, or_none
 from ratchet.flows.deployment_settings import entrypoint, pool_settings, prefect_schedule, readable
 from ratchet.flows.deployments import Deployment, Plan, WorkPool, stage_deployment
 from ratchet.tasks.process.locks import REGISTRY
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
 
 OURS = "ratchet"  # tag of the deployments managed by this file
 FLOW, STAGE_FLOW = "post_training", "one_stage"
@@ -34,7 +37,9 @@ class Change:
     carry_out: Callable[[], Any] | None = None
 
 
-def changes(plan: Plan, templates: Mapping[str, Any], client: Any, workspace: Path) -> list[Change]:
+def changes(
+    plan: Plan, templates: Mapping[str, Any], client: SyncPrefectClient, workspace: Path
+) -> list[Change]:
     """Compare all work pools, concurrency limits (including the registry's limit of 1), deployments and
     alerts of the plan with the server, in the order in which to apply them; last, deployments tagged
     `ratchet` that the file no longer contains.
@@ -65,7 +70,7 @@ def changes(plan: Plan, templates: Mapping[str, Any], client: Any, workspace: Pa
     return all_changes
 
 
-def _check_blocks(plan: Plan, templates: Mapping[str, Any], client: Any) -> None:
+def _check_blocks(plan: Plan, templates: Mapping[str, Any], client: SyncPrefectClient) -> None:
     """`RecipeError` for a missing block, which Prefect resolves only when a run starts, and crashes."""
     for place in (
         place
@@ -109,7 +114,7 @@ def _blocks(template: Mapping[str, Any], job_variables: Mapping[str, Any]) -> se
     return {(slug, name) for _, _, slug, name, *_ in parts}
 
 
-def _pool(name: str, pool: WorkPool, template: Mapping[str, Any], client: Any) -> Change:
+def _pool(name: str, pool: WorkPool, template: Mapping[str, Any], client: SyncPrefectClient) -> Change:
     from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
 
     wanted = {
@@ -136,7 +141,7 @@ def _pool(name: str, pool: WorkPool, template: Mapping[str, Any], client: Any) -
     )
 
 
-def _slots(name: str, limit: int, client: Any) -> Change:
+def _slots(name: str, limit: int, client: SyncPrefectClient) -> Change:
     known = or_none(client.read_global_concurrency_limit_by_name, name)
     return _change(
         "slots",
@@ -147,7 +152,9 @@ def _slots(name: str, limit: int, client: Any) -> Change:
     )
 
 
-def _stage(deployment: Deployment, does: str, pool: str, client: Any, workspace: Path) -> Change:
+def _stage(
+    deployment: Deployment, does: str, pool: str, client: SyncPrefectClient, workspace: Path
+) -> Change:
     """The deployment for remote stages of one kind; no concurrency limit besides the pool's."""
     from ratchet.flows.one_stage import one_stage
 
@@ -162,7 +169,7 @@ def _stage(deployment: Deployment, does: str, pool: str, client: Any, workspace:
     return _of_flow(STAGE_FLOW, stage_deployment(deployment, does), wanted, client)
 
 
-def _deployment(deployment: Deployment, pool: str, client: Any, workspace: Path) -> Change:
+def _deployment(deployment: Deployment, pool: str, client: SyncPrefectClient, workspace: Path) -> Change:
     from ratchet.flows.post_training import post_training
 
     wanted = {
@@ -195,7 +202,7 @@ def _of_flow(
     flow: str,
     name: str,
     wanted: Mapping[str, Any],
-    client: Any,
+    client: SyncPrefectClient,
     schedules: Sequence[Any] = (),
     if_running: Any = None,
 ) -> Change:
@@ -256,7 +263,7 @@ def _change(
     return Change(kind, name, "update" if differs else "keep", differs, carry_out if differs else None)
 
 
-def _managed_deployments(client: Any) -> list[Any]:
+def _managed_deployments(client: SyncPrefectClient) -> list[Any]:
     from prefect.client.schemas.filters import (
         DeploymentFilter,
         DeploymentFilterTags,

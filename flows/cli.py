@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from gc import freeze
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer.core import TyperOption
@@ -31,6 +31,11 @@ from ratchet.flows.commands.show import print_outcome, runs, show
 from ratchet.flows.commands.stage import stage
 from ratchet.flows.running import Cancelled, environment_error, execute, finished
 from ratchet.tasks.process.locks import IfRunning
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ratchet.tasks.pipeline import Pipeline
 
 app = typer.Typer(
     help="Post-training pipelines: data → SFT → reward model → online RLHF → evaluation → registry.",
@@ -161,7 +166,7 @@ def main() -> None:
         freeze()  # skips a garbage collection of about 1 s at exit
 
 
-def _print_result(console: Any, pipeline: Any) -> None:
+def _print_result(console: Console, pipeline: Pipeline) -> None:
     """Print the run's outcome and the paths of its outputs."""
     from ratchet.tasks.registry.registration import checkpoints, final_stage
     from ratchet.tasks.tracking.outcome import outcome

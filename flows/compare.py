@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from ratchet.components.storage.store import digest, write_atomic
 from ratchet.flows.claim_values import held_out
 from ratchet.tasks.pipeline import Pipeline
 
+if TYPE_CHECKING:
+    from ratchet.flows.display import Display
+
 LONGEST = 100
 """Characters of the name of a comparison's file, before a digest."""
 
@@ -30,7 +33,7 @@ def compare(
     metric: str,
     seeds: Sequence[int],
     home: Path,
-    display: Any,
+    display: Display,
     *,
     overrides: Sequence[str] = (),
     profile: str | None = None,

@@ -6,16 +6,19 @@ import contextlib
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 
 class Tail:
     """The last lines of a renderable that may be taller than the screen."""
 
-    def __init__(self, whole: Any) -> None:
+    def __init__(self, whole: RenderableType) -> None:
         self.whole = whole
 
-    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.segment import Segment
 
         for line in console.render_lines(self.whole, options, pad=False)[-(console.height - 1) :]:

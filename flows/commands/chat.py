@@ -17,6 +17,10 @@ from ratchet.flows.commands.options import OUT, Home
 from ratchet.flows.terminal import Tail, printable, stoppable
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     from ratchet.components.inference.conversation import Answer, Conversation, Settings
 
 COLUMN, REFRESHES = 38, 20
@@ -37,7 +41,11 @@ class Chat:
     """
 
     def __init__(
-        self, models: Mapping[str, Conversation], settings: Settings, console: Any, seed: int | None = None
+        self,
+        models: Mapping[str, Conversation],
+        settings: Settings,
+        console: Console,
+        seed: int | None = None,
     ) -> None:
         self.models, self.settings, self.console, self.seed = models, settings, console, seed
         self.turn = 0
@@ -101,12 +109,12 @@ class Chat:
         table.add_row(*(_cell(answers[title]) for title in titles))
         return table
 
-    def _title(self, title: str) -> Any:
+    def _title(self, title: str) -> Text:
         from rich.text import Text
 
         return Text(printable(title), style=f"bold {COLOURS[list(self.models).index(title) % len(COLOURS)]}")
 
-    def banner(self, paths: Mapping[str, Path]) -> Any:
+    def banner(self, paths: Mapping[str, Path]) -> Table:
         """Title and directory of every model."""
         from rich.table import Table
         from rich.text import Text

@@ -7,9 +7,12 @@ from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ratchet.flows.commands.options import OUT, Home, Json, Model, print_json
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
 
 
 def lineage(
@@ -98,7 +101,7 @@ def facts(made: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def tree(made: Mapping[str, Any]) -> Any:
+def tree(made: Mapping[str, Any]) -> Tree:
     """The output with its inputs below it; a repeated node is shown in full only once."""
     from rich.markup import escape
     from rich.tree import Tree
@@ -107,7 +110,7 @@ def tree(made: Mapping[str, Any]) -> Any:
 
     seen: set[str] = set()
 
-    def grow(name: str, roles: list[str], into: Any) -> Any:
+    def grow(name: str, roles: list[str], into: Any) -> Tree:
         stage = made["stages"][name]
         roles = [r for r in roles if r not in (name, stage.get("kind"))]
         role = f" [dim]as {', '.join(roles)}[/dim]" if roles else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -35,5 +35,5 @@ Reason = Annotated[str, typer.Option(help="Reason, kept with the version.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     typer.echo(json.dumps(value, indent=1, default=str))

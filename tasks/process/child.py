@@ -11,9 +11,12 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ratchet.components.errors import RatchetError, StageError, redacted
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 PRELOAD = [
     "torch",
@@ -67,7 +70,7 @@ def exit_with_parent(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def send_error(connection: Any, where: str, error: BaseException, advice: str, log: str) -> None:
+def send_error(connection: Connection, where: str, error: BaseException, advice: str, log: str) -> None:
     """Send ("error", a `RatchetError`) and print the traceback to the log, in this order: the disk of the log
     may be full. `where`: stage and process; `advice`: how the stage needs less memory.
     """

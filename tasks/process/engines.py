@@ -12,12 +12,16 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ratchet.components.errors import RecipeError
 from ratchet.components.recipes.profile import engine_processes, gpus_per_engine
 from ratchet.components.stages.shards import STAGES, serve
 from ratchet.tasks.process.child import send_error, set_up_process
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
 
 
 def engines_of(request: Mapping[str, Any]) -> int:
@@ -31,7 +35,7 @@ def engines_of(request: Mapping[str, Any]) -> int:
 
 def start_engines(
     context: Any, request: Mapping[str, Any], count: int, log: Path, devices: Sequence[str]
-) -> tuple[list[Any], list[Any]]:
+) -> tuple[list[BaseProcess], list[Connection]]:
     """The processes, and the stage's ends of their connections."""
     workers, connections = [], []
     for number in range(count):
@@ -46,7 +50,7 @@ def start_engines(
     return workers, connections
 
 
-def stop_engines(workers: Sequence[Any]) -> None:
+def stop_engines(workers: Sequence[BaseProcess]) -> None:
     """End the processes: an idle one has ended with the stage's process."""
     for process in workers:
         process.join(1)
@@ -56,7 +60,7 @@ def stop_engines(workers: Sequence[Any]) -> None:
 
 
 def serve_slices(
-    connection: Any,
+    connection: Connection,
     does: str,
     profile: Mapping[str, Any],
     place: tuple[int, int, tuple[str, ...]],

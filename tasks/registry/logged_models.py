@@ -14,12 +14,15 @@ import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from ratchet.tasks.machine.provenance import packages
 from ratchet.tasks.tracking.server import allowed, cut, experiment_id, flatten
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 MARK = "ratchet.key"
 EXTERNAL = "mlflow.model.isExternal"  # MLflow's tag of models without files
@@ -42,7 +45,7 @@ FILES = (
 
 
 def logged_model(
-    mlflow: Any,
+    mlflow: MlflowClient,
     model_dir: Path,
     name: str,
     mark: str,
@@ -80,14 +83,14 @@ def logged_model(
     return model.model_id
 
 
-def replace_lineage(mlflow: Any, model_id: str, lineage: Mapping[str, Any]) -> None:
+def replace_lineage(mlflow: MlflowClient, model_id: str, lineage: Mapping[str, Any]) -> None:
     """Replace the lineage stored with a model."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / LINEAGE).write_text(json.dumps(lineage, indent=1))
         mlflow.log_model_artifacts(model_id, folder)
 
 
-def link_to_run(mlflow: Any, run_id: str, model_id: str, metrics: Mapping[str, float]) -> None:
+def link_to_run(mlflow: MlflowClient, run_id: str, model_id: str, metrics: Mapping[str, float]) -> None:
     """Add the model and its metrics to the run's page; the link last, since it marks completion."""
     from mlflow.entities import LoggedModelOutput, Metric
 

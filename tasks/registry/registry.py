@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ratchet.components.errors import ServiceError, StoreError
 from ratchet.components.storage.store import file_digest
@@ -33,6 +33,9 @@ from ratchet.tasks.registry.versions import (
     versions_of,
 )
 from ratchet.tasks.tracking.server import allowed, cut, flatten, service, tracking_uri
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 FILE_ONLY = ("resolved", "stages", "packages", "results")  # parts of the lineage that are no tags
 ROLLED_BACK = "rolled_back"  # tag with the reason of a rollback, which blocks automatic promotion
@@ -135,7 +138,7 @@ def promote(name: str, version: str, verdict: Mapping[str, Any], *, home: Path) 
 
 
 def move_alias(
-    mlflow: Any, version: Version, alias: str, *, action: str, why: str, **more: Any
+    mlflow: MlflowClient, version: Version, alias: str, *, action: str, why: str, **more: Any
 ) -> Version | None:
     """Move an alias to the version; returns its previous version. Since aliases have no history, the event is
     first written as a tag `history.<time>` of the new version and, for `champion`, of the previous one.

@@ -7,11 +7,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ratchet.components.errors import RecipeError, StoreError
 from ratchet.tasks.registry.logged_models import LINEAGE
 from ratchet.tasks.tracking.server import service, tracking_uri
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 HISTORY = "history."  # prefix of tags, one per event
 
@@ -107,7 +110,7 @@ def saved_lineage(version: Version, *, home: Path) -> dict[str, Any] | None:
         return json.loads(Path(got).read_text())
 
 
-def versions_of(mlflow: Any, name: str) -> list[Version]:
+def versions_of(mlflow: MlflowClient, name: str) -> list[Version]:
     from mlflow.exceptions import MlflowException
 
     try:

@@ -51,8 +51,8 @@ def outcome(run: Path) -> dict[str, Any]:
     process died), finished, stopped (by the user) or failed. `stages`: list of {name, key, made (whether its
     output exists), meta}. `gates`: list of {name, passed, why}. `registered`: stage → `model:version`.
     `not_required`: stages of reward models that were optimised against though no accuracy was required of
-    them. `champion`: whether the final model became champion, and `why_not`. `error`, `failed_stage`, `log` of a
-    failed run. Unknown values are None or empty.
+    them. `champion`: whether the final model became champion, and `why_not`. `error`, `failed_stage`, `log`
+    of a failed run. Unknown values are None or empty.
     """
     run = run.resolve()
     state = json.loads((run / "run.json").read_text())

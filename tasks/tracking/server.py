@@ -11,9 +11,12 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ratchet.components.errors import RatchetError, RecipeError, ServiceError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -43,7 +46,7 @@ def tracking_uri(home: Path) -> str:
     return f"sqlite:///{file}"
 
 
-def client(home: Path) -> Any:
+def client(home: Path) -> MlflowClient:
     """An `MlflowClient` for `tracking_uri(home)`. Importing mlflow takes 5 s, creating a sqlite file 4 s."""
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
@@ -59,7 +62,7 @@ def client(home: Path) -> Any:
 
 
 @contextlib.contextmanager
-def service(doing: str, home: Path) -> Iterator[Any]:
+def service(doing: str, home: Path) -> Iterator[MlflowClient]:
     """Context with a client; MLflow errors become a `ServiceError` with the address."""
     with reached(f"{doing} at {tracking_uri(home)}"):
         yield client(home)
@@ -82,7 +85,7 @@ def experiment_name() -> str:
     return os.environ.get("MLFLOW_EXPERIMENT_NAME", "ratchet")
 
 
-def experiment_id(mlflow: Any, home: Path) -> str:
+def experiment_id(mlflow: MlflowClient, home: Path) -> str:
     """Id of the experiment, created if missing; with the sqlite file, its artifacts are stored in `home`."""
     name = experiment_name()
     found = mlflow.get_experiment_by_name(name)
