@@ -87,13 +87,34 @@ def consistent(options: Mapping[str, Any], where: str) -> None:
         )
 
 
+RENAMED_KEYS = {
+    "judge": "reward",
+    "above": "over",
+    "under": "below",
+    "min_contrast_accuracy": "min_accuracy_by_kind: {contrast: ...}",
+    "offload_optimiser": "offload_optimizer",
+}
+"""Old keys of recipes and profiles, besides the words of `errors.RENAMED`, and how they are written now."""
+
+
+def renamed(key: str, known: Iterable[str]) -> str:
+    """A hint with the new spelling of an old key; empty if it is none of these places' keys.
+
+    >>> renamed("under", ["over", "below"])
+    '; it was renamed to below'
+    """
+    new = RENAMED_KEYS.get(key, "")
+    return f"; it was renamed to {new}" if new.partition(":")[0] in known else ""
+
+
 def known_keys(given: Iterable[object], known: Iterable[str], where: str) -> None:
-    """`RecipeError` for the first unknown key, with the nearest known one."""
+    """`RecipeError` for the first unknown key, with its new name if it was renamed, else the nearest."""
     known = list(known)
     for key in given:
         if key not in known:
             raise RecipeError(
-                f"{where + '.' if where else ''}{key}: unknown key {key!r}{nearest(str(key), known)}"
+                f"{where + '.' if where else ''}{key}: unknown key {key!r}"
+                f"{renamed(str(key), known) or nearest(str(key), known)}"
             )
 
 

@@ -582,6 +582,10 @@ def test_changing_a_source_clears_the_inherited_hash_format_and_shape():
         ("reward.fit.updates.judge=[{name: ranking.bradley_terry}]", "reward_model"),
         ("online.annotate=[{name: rewards.reward_model, model: judge}]", "reward_model"),
         ("online.reference={name: ema, follow: 0.5}", "decay"),
+        ("judge={}", "reward"),
+        ("register.gates.distinct_2={under: 0.5}", "below"),
+        ("register.gates.distinct_2={above: 0.5}", "over"),
+        ("reward.certificate.min_contrast_accuracy=0.6", "min_accuracy_by_kind"),
     ],
 )
 def test_the_error_for_an_old_name_has_the_new_one(change: str, new: str) -> None:
