@@ -43,6 +43,22 @@ def test_self_bleu_clips_by_the_other_answers_only():
     )
 
 
+def test_self_bleu_is_that_of_sacrebleu():
+    """sacrebleu 2.6.0, BLEU(smooth_method="add-k", smooth_value=1, tokenize="none", force=True), and nltk 3.10.4,
+    `sentence_bleu` with `SmoothingFunction().method2`, have the same mean over the answers against the
+    others.
+    """
+    answers = [
+        "the cat sat on the mat .",
+        "the cat sat on a mat and looked at the dog .",
+        "a dog sat on the mat .",
+        "why did the cat sit there ?",
+        "the the the cat",
+        "it is a small red house with a cat on the mat .",
+    ]
+    assert self_bleu(answers) == pytest.approx(0.45654664053174, abs=1e-12)
+
+
 def test_spread_is_the_mean_pairwise_cosine_distance():
     rows = np.random.default_rng(0).normal(size=(6, 4))
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
