@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,21 @@ for name, value in {
     "OMP_NUM_THREADS": "1",  # tests run in parallel, and two threads each would be slower
 }.items():
     os.environ.setdefault(name, value)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--uptime",
+        type=float,
+        help="Seconds since the machine booted, as the tests' own process sees them in time.monotonic().",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """`--uptime 5`: the suite as on a machine that booted 5 s ago. What child processes read is unchanged."""
+    if (uptime := config.getoption("--uptime")) is not None:
+        real, started = time.monotonic, time.monotonic()
+        time.monotonic = lambda: real() - started + uptime
 
 
 _catalogue = functools.cache(lambda slot, root, read=piece.catalogue: read(slot))

@@ -86,8 +86,8 @@ def self_bleu(texts: Sequence[str], *, n: int = 4, limit: int = 200, seed: int =
     """Mean BLEU of each answer against all others (Zhu et al., 2018, arXiv 1802.01886), in 0..1; high means
     uniform.
 
-    Equal to the mean of sacrebleu's and nltk's sentence BLEU with add-one smoothing above unigrams, which read
-    all other answers again for each: 200 answers take 0.02 s here and some 2 s there.
+    Equal to the mean of sacrebleu's and nltk's sentence BLEU with add-one smoothing above unigrams. These
+    read all other answers again for each: 200 answers take 0.02 s here and some 2 s there.
 
     Sets larger than `limit` are sampled (seeded), since the cost is quadratic. Empty answers are ignored;
     fewer than two give 0.

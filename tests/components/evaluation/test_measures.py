@@ -44,9 +44,9 @@ def test_self_bleu_clips_by_the_other_answers_only():
 
 
 def test_self_bleu_is_that_of_sacrebleu():
-    """sacrebleu 2.6.0, BLEU(smooth_method="add-k", smooth_value=1, tokenize="none", force=True), and nltk 3.10.4,
-    `sentence_bleu` with `SmoothingFunction().method2`, have the same mean over the answers against the
-    others.
+    """Mean over the answers, against the others, by sacrebleu 2.6.0, `BLEU(smooth_method="add-k",
+    smooth_value=1, tokenize="none", force=True)`, and by nltk 3.10.4, `sentence_bleu` with
+    `SmoothingFunction().method2`.
     """
     answers = [
         "the cat sat on the mat .",
