@@ -127,9 +127,10 @@ def certify(
     }
     padded, notes = _padding(measured, bounds)
     if bounds["min_accuracy"] is None:
+        above = measured["accuracy"]["low"] > CHANCE
         notes.append(
-            "accuracy was not required (`min_accuracy: null`); this reward model is not shown to be "
-            "better than chance"
+            "accuracy was not required (`min_accuracy: null`), so no policy optimised against this reward "
+            f"model can become champion; it is {'' if above else 'not '}shown to be better than chance"
         )
     reasons = _failures(measured, bounds) + padded
     return asdict(Certificate(passed=not reasons, reasons=reasons, notes=notes, limits=bounds, **measured))

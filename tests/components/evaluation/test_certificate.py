@@ -220,6 +220,9 @@ def test_accuracy_not_above_chance_fails_regardless_of_min_accuracy(floor):
 def test_certificate_notes_that_accuracy_is_not_required():
     waived = certificate_of([[0.0, 1]] * 4, limits={"min_accuracy": None})
     assert waived["passed"] and "accuracy was not required" in waived["notes"][0]
+    assert "is not shown to be better than chance" in waived["notes"][0]
+    better = certificate_of([[1.0, 0]] * 60, limits={"min_accuracy": None})
+    assert "it is shown to be better than chance" in better["notes"][0]
 
 
 def test_separate_limits_for_contrast_pairs_and_best_of_n():

@@ -191,6 +191,16 @@ def test_every_member_of_an_ensemble_shows_its_certificate(tmp_path):
     }
 
 
+def test_a_certificate_without_a_required_accuracy_is_not_called_passed(tmp_path):
+    whole = results()
+    one = whole["certificates"]["reward_model"] | {"limits": {"min_accuracy": None}, "notes": ["a caveat"]}
+    page = write_report(tmp_path, {"certificates": {"reward_model": one}}).read_text()
+    assert '<span class="badge ">accuracy not required</span>' in page and "a caveat" in page
+    one["limits"] = {"min_accuracy": 0.5}
+    page = write_report(tmp_path, {"certificates": {"reward_model": one}}).read_text()
+    assert '<span class="badge passed">passed</span>' in page
+
+
 def test_same_results_same_bytes(tmp_path):
     assert (
         write_report(tmp_path / "a", results()).read_bytes()
