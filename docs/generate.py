@@ -36,10 +36,11 @@ from ratchet.components.recipes.schema import Recipe
 from ratchet.components.recipes.sections import Parser, Spec
 from ratchet.components.recipes.splits import Split
 from ratchet.components.recipes.yaml_files import shipped
-from ratchet.flows.catalogue import Row, equations, families, own_keys, pieces, rows_of, yaml_line
+from ratchet.flows.catalogue import Row, families, rows_of
 from ratchet.flows.claim_records import Verdict, claiming, effect, read, sentence, states
 from ratchet.flows.claim_records import filled as filled_claims
 from ratchet.flows.piece_catalogue import NAMED_IN, option_text
+from ratchet.flows.recipe_pieces import equations, own_keys, pieces, yaml_line
 
 ROOT = Path(__file__).resolve().parent.parent
 SITE_PAGES = {  # a link in the repository -> the page of the site that is made from it

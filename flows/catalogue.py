@@ -4,21 +4,16 @@ measured claim with a plot).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
-from ratchet.components.piece import SLOTS, Description, catalogue, describe, models_of
+from ratchet.components.piece import describe, models_of
 from ratchet.components.recipes.phases import Phase, sections
-from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.schema import Learn, Online, Recipe, Reward
 from ratchet.components.recipes.schema_claim import Claim
-from ratchet.components.recipes.yaml_files import read_yaml, shipped
 from ratchet.flows.claim_records import Verdict, effect, key_of, sentence
-from ratchet.flows.piece_catalogue import first_paragraph
+from ratchet.flows.recipe_pieces import equations, options_of, own_keys, pieces, yaml_line
 
 WIDTH = 41
 """Characters of the plot of an interval."""
@@ -94,12 +89,6 @@ def summary(recipe: Recipe, stored: Mapping[str, Verdict]) -> list[str]:
     ]
 
 
-def yaml_line(value: Any) -> str:
-    """A value as YAML on one line, as a recipe has it: `[{name: reinforce}]`, `null`."""
-    text = yaml.safe_dump(plain(value), default_flow_style=True, sort_keys=False, width=math.inf)
-    return text.removesuffix("...\n").strip()
-
-
 def claim_text(recipe: Recipe, stored: Mapping[str, Verdict]) -> str:
     """The claim of a recipe in words, and the stored verdict on it."""
     if recipe.claim is None:
@@ -130,83 +119,6 @@ def details(recipe: Recipe, stored: Mapping[str, Verdict]) -> list[str]:
 
 def _option(key: str, value: Any, default: Any) -> str:
     return f"{key} {value}" + ("" if value == default else f" (default {default})")
-
-
-def equations(recipe: Recipe) -> dict[str, str]:
-    """Piece -> the first paragraph of its documentation, which has its equation: of the objectives, or in a
-    recipe that trains nothing, of the pieces of its evaluation.
-    """
-    known = {slot: catalogue(slot) for slot in ("objective", "report", "measure", "rollout")}
-    used = [name for name, _ in _specs(plain(recipe))]
-    for slots in (("objective",), ("report", "measure"), ("rollout",)):
-        documented = {name: known[slot][name] for slot in slots for name in used if name in known[slot]}
-        if documented:
-            return {name: first_paragraph(description) for name, description in documented.items()}
-    return {}
-
-
-def options_of(recipe: Recipe) -> dict[str, tuple[list[tuple[str, Any, Any]], str]]:
-    """Piece with options -> (option, value in the recipe, default of the piece) of each, and the piece's
-    paper.
-    """
-    known, used = _known(), dict[str, tuple[list[tuple[str, Any, Any]], str]]()
-    for name, spec in _specs(plain(recipe)):
-        described = known.get(name)
-        options = [
-            (key, spec[key], spec[key] if option.required else option.default)
-            for key, option in (described.options.items() if described else ())
-            if key in spec
-        ]
-        if described and options and name not in used:
-            used[name] = (options, described.paper)
-    return used
-
-
-def _known() -> dict[str, Description]:
-    """Every piece by its name."""
-    return {name: piece for slot in SLOTS for name, piece in catalogue(slot).items()}
-
-
-def _specs(value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every piece of a recipe with its options, in the order of the recipe, but for the claim: a mapping with
-    a `name`, or an address `generate:NAME`.
-    """
-    if isinstance(value, Mapping):
-        if isinstance(value.get("name"), str):
-            yield value["name"], value
-        for key, inner in value.items():
-            if key != "claim":
-                yield from _specs(inner)
-    elif isinstance(value, (list, tuple)):
-        for inner in value:
-            yield from _specs(inner)
-    elif isinstance(value, str) and value.startswith("generate:"):
-        yield value.removeprefix("generate:").partition("?")[0], {}
-
-
-def own_keys(name: str) -> dict[str, Any]:
-    """What a shipped recipe changes against its base, as dotted keys; empty for a user's recipe."""
-    path = shipped().get(name)
-    if path is None:
-        return {}
-    raw = read_yaml(path, "")
-    not_settings = ("schema", "base", "about", "paper", "claim", "name")
-    return dict(_dotted({key: value for key, value in raw.items() if key not in not_settings}))
-
-
-def _dotted(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value and "name" not in value:
-        for key, inner in value.items():
-            yield from _dotted(inner, f"{where}.{key}".lstrip("."))
-    else:
-        yield where, value
-
-
-def pieces(recipe: Recipe) -> list[str]:
-    """The pieces that a recipe names, with their papers."""
-    known = _known()
-    used = dict.fromkeys(name for name, _ in _specs(plain(recipe)) if name in known)
-    return [f"{name} ({paper})" if (paper := known[name].paper) else name for name in used]
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from ratchet.flows.claim_records import claiming, read
 from ratchet.flows.claims import check_claims
 from ratchet.flows.cli import app
 from ratchet.flows.piece_catalogue import NAMED_IN, headline, lines_of, pieces_of
+from ratchet.flows.recipe_pieces import equations, options_of, pieces
+from tests.shipped import shipped_recipe
 
 
 def test_the_list_plans_nothing_and_has_the_stored_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,3 +89,42 @@ def test_the_headline_of_a_piece_is_its_first_sentence() -> None:
     assert headline(catalogue("objective")["clip"]) == "PPO's clipped surrogate (eq. 7), one term per step."
     assert "Dr. GRPO" in headline(catalogue("annotate")["advantages.centre"])
     assert not [name for slot in SLOTS for name, one in catalogue(slot).items() if not headline(one)]
+
+
+@pytest.mark.parametrize(
+    "name, first, formula",
+    [
+        ("transfer_q", "transfer_q", "p(z | s) exp(Q(s, z) / alpha)"),
+        ("controlled_decoding", "transfer_q", "p(z | s) exp(Q(s, z) / alpha)"),
+        ("ensemble_uncertainty", "rewards.ensemble", "mean - `uncertainty` x variance over i"),
+        ("spo", "rewards.win_rate", "1 / (G - 1) x sum over j != i of P(y_i > y_j)"),
+        ("interpolation", "sharpness", "L(theta + delta) - L(theta)"),
+        ("half", "half", "theta + M (theta' - theta)"),
+        ("dpo", "preference.dpo", "-log sigmoid(beta z), with z = log pi/ref"),
+        ("heron", "hierarchy", "the first signal of `signals` that differs by more than its margin"),
+    ],
+)
+def test_the_methods_own_equation_comes_first(name: str, first: str, formula: str) -> None:
+    shown = equations(shipped_recipe(name)[0])
+    assert next(iter(shown)) == first and formula in shown[first]
+
+
+def test_objectives_and_the_advantages_they_read_follow_the_methods_own_pieces() -> None:
+    assert list(equations(shipped_recipe("spo")[0]))[1:] == ["reinforce", "advantages.leave_one_out"]
+    assert list(equations(shipped_recipe("reward_robust")[0]))[:3] == [
+        "rewards.reward_model",
+        "rewards.ensemble",
+        "rewards.combine",
+    ], "no piece has its paper: what its file names, and its base does not"
+
+
+@pytest.mark.parametrize("name", [name for name in written() if written()[name].claim])
+def test_every_recipe_with_a_claim_has_an_equation(name: str) -> None:
+    assert equations(shipped_recipe(name)[0])
+
+
+def test_a_name_of_two_slots_is_the_piece_of_the_key_that_has_it() -> None:
+    """`kl` is an objective, a measure and a health rule."""
+    superhf = shipped_recipe("superhf")[0]
+    assert "k3 = exp(-d) - 1 + d" in equations(superhf)["kl"] and "kl (arXiv:2402.03300)" in pieces(superhf)
+    assert ("estimator", "k3") in [option[:2] for option in options_of(superhf)["kl"][0]]

@@ -20,10 +20,11 @@ def drawn(names: list[str], rng: random.Random, larger: bool) -> list[str]:
 
 @piece(paper="arXiv:2404.18466")
 def half(model: Module, *, seed: Natural = 0) -> Module:
-    """Half fine-tuning, category level: in every block half of the attention matrices, half of the
-    feed-forward matrices (of three, two in one half of the blocks and one in the other) and half of the norms
-    are trained; everything outside the blocks (embeddings, final norm, heads) too. The paper draws anew in
-    every stage: give each stage its own `seed`.
+    """Half fine-tuning, theta + M (theta' - theta) with a mask M of 0 and 1 for whole matrices, category
+    level: in every block half of the attention matrices, half of the feed-forward matrices (of three, two in
+    one half of the blocks and one in the other) and half of the norms are trained; everything outside the
+    blocks (embeddings, final norm, heads) too. The paper draws anew in every stage: give each stage its own
+    `seed`.
     """
     from ratchet.components.pieces.adapters.top_layers import blocks
 

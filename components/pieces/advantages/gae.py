@@ -39,7 +39,8 @@ def gae(
     gae_lambda: Share = 0.95,
     whiten: Bool = True,
 ) -> Columns:
-    """GAE(gamma, lambda) (eq. 16): per-step advantages and returns, lists (T). A scalar reward is assigned to
+    """GAE(gamma, lambda) (eq. 16): A_t = sum over l of (gamma lambda)^l d_t+l, with d_t = r_t + gamma
+    V(s_t+1) - V(s_t); per-step advantages and returns A_t + V(s_t), lists (T). A scalar reward is assigned to
     the last masked-in step; a per-step column (T), e.g. `shaped`, is used as it is.
 
     `whiten` standardises the advantages over all masked-in steps (sample deviation, n - 1), as usual in PPO

@@ -65,8 +65,8 @@ def row(
     beta: NotNegative = 0.05,
     old: str = "sampled",
 ) -> Columns:
-    """The same summed over the answer, one number per trajectory (RLOO, eq. 3); input of advantages that
-    compare whole answers.
+    """r - beta log pi/ref of the whole answer, one number per trajectory (RLOO, eq. 3); input of advantages
+    that compare whole answers.
     """
     shaped = kl_in_reward(groups, ctx, reward=reward, beta=beta, old=old)["shaped"]
     return {"regularised": [[sum(steps) for steps in rows] for rows in shaped]}

@@ -48,8 +48,9 @@ def clip(
     dual: Above1 | None = None,
     old: str = "old",
 ) -> Terms:
-    """PPO's clipped surrogate (eq. 7), one term per step. `high` > `low` is DAPO's clip-higher; `dual` (> 1)
-    is the dual clip of arXiv 1912.09729, which bounds the loss of negative advantages by `dual` |A|.
+    """PPO's clipped surrogate (eq. 7), one term per step. It is -min(ratio A, clip(ratio, 1 - low, 1 + high)
+    A) with ratio = pi / pi_old. `high` > `low` is DAPO's clip-higher; `dual` (> 1) is the dual clip of arXiv
+    1912.09729, which bounds the loss of negative advantages by `dual` |A|.
     """
     return surrogate(log_ratio(out, batch, old).exp(), step_advantages(batch), low, high, dual)
 
@@ -58,8 +59,8 @@ def clip(
 def row(
     out: Outputs, batch: Batch, *, low: Share = 0.0003, high: NotNegative = 0.0004, old: str = "old"
 ) -> Terms:
-    """GSPO (eq. 5-7): one term per row, with the geometric mean of its steps' ratios. The row's advantage is
-    the mean over its steps.
+    """GSPO (eq. 5-7): -min(s A, clip(s, 1 - low, 1 + high) A), one term per row, where s, the geometric mean
+    of its steps' ratios, is exp(mean of log pi/pi_old). The row's advantage is the mean over its steps.
     """
     ratio = batch.row_mean(log_ratio(out, batch, old)).exp()
     return surrogate(ratio, batch.row_mean(step_advantages(batch)), low, high, None)

@@ -8,7 +8,7 @@ from ratchet.components.types import Batch, Outputs, Terms
 
 @piece(outputs=("logprobs",), unit="step", paper="arXiv:2203.02155")
 def likelihood(out: Outputs, batch: Batch) -> Terms:
-    """Negative log-likelihood per token, (B,T) in nats, under the loss mask; the SFT stage of InstructGPT
-    (section 3.5).
+    """-log p(token | tokens before it), the negative log-likelihood, (B,T) in nats, under the loss mask; the
+    SFT stage of InstructGPT (section 3.5).
     """
     return Terms(-out.logprobs)

@@ -15,10 +15,11 @@ from ratchet.components.types import Batch, Outputs, Terms
 def mm_dpo(
     out: Outputs, batch: Batch, *, beta: Positive = 0.1, scale: NotNegative = 0.5, rate: Positive = 0.5
 ) -> Terms:
-    """DPO with dynamic reward scaling (MM-RLHF): beta(m) = beta (1 + scale (1 - exp(-rate m))) for a pair
-    whose rewards differ by m, so that clear pairs push harder; one term per pair, (U,). `margin` is read from
-    the chosen row, without gradient, and counts as 0 where it is negative. The metric `beta` is beta(m). The
-    paper adds 0.25 x the likelihood of the chosen answer: `preference.chosen`.
+    """DPO with dynamic reward scaling (MM-RLHF): -log sigmoid(beta(m) z), z as in `preference.dpo`, with
+    beta(m) = beta (1 + scale (1 - exp(-rate m))) for a pair whose rewards differ by m, so that clear pairs
+    push harder; one term per pair, (U,). `margin` is read from the chosen row, without gradient, and counts
+    as 0 where it is negative. The metric `beta` is beta(m). The paper adds 0.25 x the likelihood of the
+    chosen answer: `preference.chosen`.
 
     At policy = reference every term is log 2; scale = 0 is DPO.
     """

@@ -44,7 +44,9 @@ def terms(loss: Tensor, chosen: Tensor, rejected: Tensor) -> Terms:
 
 @piece(reads=("logprobs.reference",), outputs=("logprobs",), unit="pair", paper="arXiv:2305.18290")
 def dpo(out: Outputs, batch: Batch, *, beta: Positive = 0.1) -> Terms:
-    """Direct preference optimisation (eq. 7): -log sigmoid(beta z)."""
+    """Direct preference optimisation (eq. 7): -log sigmoid(beta z), with z = log pi/ref of the chosen answer
+    minus log pi/ref of the rejected one.
+    """
     chosen, rejected = log_ratios(out, batch)
     return terms(-logsigmoid(beta * (chosen - rejected)), beta * chosen, beta * rejected)
 
@@ -52,8 +54,8 @@ def dpo(out: Outputs, batch: Batch, *, beta: Positive = 0.1) -> Terms:
 @piece(reads=("logprobs.reference",), outputs=("logprobs",), unit="pair", paper="arXiv:2305.18290")
 def cdpo(out: Outputs, batch: Batch, *, beta: Positive = 0.1, label_smoothing: BelowHalf = 0.1) -> Terms:
     """Conservative DPO: a share `label_smoothing` of labels is assumed flipped (Mitchell 2023, "A note on DPO
-    with noisy preferences"): -(1-e) log sigmoid(beta z) - e log sigmoid(-beta z). RLHF Workflow (arXiv
-    2405.07863) uses 0.1.
+    with noisy preferences"): -(1-e) log sigmoid(beta z) - e log sigmoid(-beta z), with z as in
+    `preference.dpo`. RLHF Workflow (arXiv 2405.07863) uses 0.1.
     """
     chosen, rejected = log_ratios(out, batch)
     z = beta * (chosen - rejected)

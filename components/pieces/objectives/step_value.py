@@ -37,9 +37,9 @@ def step_values(reading: Reading) -> Tensor:
 
 @piece(reads=("target.value",), readers={"step_values": "step"}, unit="step", paper="arXiv:2406.03816")
 def step_value(out: Outputs, batch: Batch) -> Terms:
-    """Squared error of the value of a partial solution against `target.value`, one term per step (section
-    3.3 of the paper). `where: target.known` restricts it to the ends of reasoning steps that have a target.
-    The metric `value` is the predicted value.
+    """(V(s) - target)^2, the squared error of the value of a partial solution s against `target.value`, one
+    term per step (section 3.3 of the paper). `where: target.known` restricts it to the ends of reasoning
+    steps that have a target. The metric `value` is the predicted value.
     """
     error = (out.step_values - batch["target.value"]) ** 2
     return Terms(error, {"value": out.step_values.detach()})

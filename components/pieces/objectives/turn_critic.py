@@ -79,8 +79,8 @@ def _heads(reading: Reading, inputs: Tensor) -> Tensor:
     paper="arXiv:2402.19446",
 )
 def turn_critic(out: Outputs, batch: Batch) -> Terms:
-    """Sum of the squared errors of Q_1, Q_2, V_1 and V_2 against their targets, one term per row (Zhou et
-    al., equations 1 and 2, with two of each). The row's loss mask is the turn.
+    """sum over i of (Q_i(s, a) - target)^2 + (V_i(s) - target)^2, the squared errors of both heads, one term
+    per row (Zhou et al., equations 1 and 2, with two of each). The row's loss mask is the turn.
     """
     targets = torch.stack([by_row(batch, batch[name]) for name in TARGETS], -1)
     values = torch.cat([out.action_values[:, :2], out.state_values[:, :2]], -1)

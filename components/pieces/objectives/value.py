@@ -11,7 +11,7 @@ from ratchet.components.types import Batch, Outputs, Terms
 
 @piece(reads=("returns", "values.old"), outputs=("values",), unit="step", paper="arXiv:1707.06347")
 def value(out: Outputs, batch: Batch, *, clip: Positive | None = 0.2) -> Terms:
-    """Half the squared error of the predicted value against the return, one term per step (PPO eq. 9, L^VF).
+    """(V - return)^2 / 2, half the squared error of the predicted value, one term per step (PPO eq. 9, L^VF).
 
     With `clip`, the maximum of that error and the error of the value clipped to within `clip` of
     `values.old`, as in the paper's released code. The metric `explained` is 1 where the value is closer to

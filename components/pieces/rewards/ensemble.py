@@ -32,7 +32,9 @@ def ensemble(
     uncertainty: NotNegative = 0.5,
     standardise: Bool = True,
 ) -> Columns:
-    """`reward.ensemble` from the members' scores (section 3.2), and each member's score as `scores.<model>`.
+    """`reward.ensemble` of the members' scores r_i: their mean (`mean`), min over i of r_i (`min`, worst-case
+    optimisation) or mean - `uncertainty` x variance over i (`uwo`, uncertainty-weighted; section 3.2). Each
+    member's score is written too, as `scores.<model>`.
 
     Bradley-Terry scores have arbitrary offset and scale: `standardise` normalises each member over the given
     answers (the paper's code does so once, on held-out answers of the SFT policy). The mean reward then says

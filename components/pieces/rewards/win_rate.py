@@ -33,12 +33,13 @@ def win_rate(
     flipped: BelowHalf = 0.0,
     against: str | None = None,
 ) -> Columns:
-    """`reward.win_rate`: mean preference of an answer over each *other* answer to its prompt, in [0, 1]: the
-    self-play reward of SPO, with the batch as the queue. Its optimum is the minimax winner of the
-    preference function, which exists for intransitive preferences too. `rewards`: columns of the judges'
-    scores, one population each. `flipped`: share of comparisons with the opposite label (simulated annotation
-    noise), a function of seed, round, prompt and pair. `against`: the actor whose answers are the opponents
-    (Nash-MD: `mixture`, arXiv 2312.00886); null: all. Skipped for an answer without an opponent.
+    """`reward.win_rate` of answer i, 1 / (G - 1) x sum over j != i of P(y_i > y_j): its mean preference over
+    each *other* answer to its prompt, in [0, 1]. The self-play reward of SPO, with the batch as the queue.
+    Its optimum is the minimax winner of the preference function, which exists for intransitive preferences
+    too. `rewards`: columns of the judges' scores, one population each. `flipped`: share of comparisons with
+    the opposite label (simulated annotation noise), a function of seed, round, prompt and pair. `against`:
+    the actor whose answers are the opponents (Nash-MD: `mixture`, arXiv 2312.00886); null: all. Skipped for
+    an answer without an opponent.
     """
     made = []
     for group in groups:

@@ -36,8 +36,8 @@ def tree_search(
 ) -> list[Group]:
     """MCTS* of ReST-MCTS* (Algorithm 2). A node is the prompt with some steps; a step ends with one of the
     strings `separators`, and the last one with the end of the answer. An iteration
-    1. selects from the root, by upper confidence bounds (`search_tree.bound`), a node that was not expanded
-       (ties at random);
+    1. selects from the root, by the upper confidence bound V + `exploration` sqrt(2 ln N_parent / N), a node
+       that was not expanded (ties at random);
     2. samples `branch` next steps, of which equal ones are one child, and reads their values by the value
        model `value` (`objectives.step_value`);
     3. simulates from the best child: up to `roll_steps` further steps, one sample each; its V becomes
