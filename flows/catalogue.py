@@ -17,6 +17,8 @@ from ratchet.flows.recipe_pieces import equations, options_of, own_keys, pieces,
 
 WIDTH = 41
 """Characters of the plot of an interval."""
+STATED = ("testbed", "budget", "tuning")
+"""Keys of a claim that say how it is checked."""
 FAMILIES = (
     "Supervised fine-tuning",
     "Reward modelling",
@@ -93,7 +95,7 @@ def claim_text(recipe: Recipe, stored: Mapping[str, Verdict]) -> str:
     """The claim of a recipe in words, and the stored verdict on it."""
     if recipe.claim is None:
         return "none"
-    claim = f"{sentence(recipe.claim)}{f' ({recipe.claim.testbed})' if recipe.claim.testbed else ''}"
+    claim = f"{sentence(recipe.claim)} ({recipe.claim.testbed})"
     if recipe.name not in stored:
         return f"{claim}: not measured, see `ratchet claims {recipe.name}`"
     one = stored[recipe.name]
@@ -110,6 +112,9 @@ def details(recipe: Recipe, stored: Mapping[str, Verdict]) -> list[str]:
     for name, (options, paper) in options_of(recipe).items():
         source = f" ({paper})" if paper else ""
         lines += [f"  {name}{source}: {', '.join(_option(*one) for one in options)}"]
+    if recipe.claim:
+        lines += ["stated before the check"]
+        lines += [f"  {key}: {getattr(recipe.claim, key)}" for key in STATED]
     if recipe.claim and recipe.name in stored:
         rows = rows_of(recipe.name, recipe.claim, stored[recipe.name])
         lines += ["measured (0: no difference, ¦: the smallest effect of interest)"] if rows else []

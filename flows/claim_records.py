@@ -87,7 +87,7 @@ def sentence(claim: Claim) -> str:
     margin = f" by more than {claim.at_least:g}" if claim.at_least else ""
     words = {START: "its start", ZERO: "zero"}
     named = " and ".join(words.get(one, one) for one in claim.baselines)
-    equal = f", equal {claim.budget}" if claim.budget else ""
+    equal = f", equal {claim.counted}" if claim.counted else ""
     return f"{what} {claim.direction} than {named}{margin}{equal}"
 
 
@@ -141,14 +141,17 @@ class Arms:
 
 
 def key_of(recipe: str, arms: Arms | None = None) -> str:
-    """Key of the present definitions of a claim: the claim and every stage of its arms at seed 0. `arms`:
-    shared between the keys of several claims.
+    """Key of the present definitions of a claim: the claim and every stage of its arms at seed 0, without
+    what it only states (testbed, budget, tuning). `arms`: shared between the keys of several claims.
     """
     arms = arms or Arms()
     claim = claim_of(recipe)
-    unused = {"testbed", "changed", "max_seeds"} | (set() if claim.first_seed else {"first_seed"})
+    unused = {"testbed", "budget", "tuning", "changed", "max_seeds"} | (
+        set() if claim.first_seed else {"first_seed"}
+    )
     wanted = {name: value for name, value in plain(claim).items() if name not in unused}
     compared = [recipe, *claim.recipes]
+    wanted["budget"] = None  # as in the keys of verdicts from before every claim stated its budget
     return digest([wanted, [arms[one] for one in compared]])[:16]
 
 
@@ -222,8 +225,34 @@ def table(stored: Mapping[str, Verdict]) -> str:
             f"{one.minutes:.1f}",
             f"{one.note or one.why}{_changes(one)}",
         )
-        rows.append("| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |")
+        rows.append(_row(cells))
     return "\n".join(rows)
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+
+
+def stated(stored: Mapping[str, Verdict]) -> str:
+    """What every claim states before its check, as a Markdown table: testbed, budget and tuning; of a budget
+    that is held equal, what recipe and baselines used in the stored check.
+    """
+    rows = ["| recipe | testbed | budget | tuning |", "|---|---|---|---|"]
+    for name, recipe in sorted(written().items()):
+        if claim := recipe.claim:
+            used = _used(stored[name]) if claim.counted and name in stored else []
+            budget = f"{claim.budget}: {', '.join(used)}" if used else claim.budget
+            rows.append(_row((f"`{name}`", claim.testbed, budget, claim.tuning)))
+    return "\n".join(rows)
+
+
+def _used(one: Verdict) -> list[str]:
+    """What a recipe and each of its baselines used of the budget, where it was counted."""
+    return [
+        f"{row.own_budget:g} and {row.baseline_budget:g} of {name}"
+        for name, row in one.comparisons.items()
+        if row.own_budget is not None and row.baseline_budget is not None
+    ]
 
 
 def _changes(one: Verdict) -> str:
@@ -239,12 +268,18 @@ def effect(one: Comparison) -> str:
 
 
 def filled(text: str, stored: Mapping[str, Verdict]) -> str:
-    """`docs/claims.md` with its table up to date."""
+    """`docs/claims.md` with its tables up to date."""
     decided = sum(one.verdict != "undecided" for one in stored.values())
     counts = (
         f"{len(stored)} claims measured, {decided} decided: "
         f"{sum(one.verdict == 'holds' for one in stored.values())} hold, "
         f"{sum(one.verdict == 'does not hold' for one in stored.values())} do not."
     )
-    block = f"{BEGIN}\n{counts}\n\n{table(stored)}\n{END}"
-    return re.sub(f"{BEGIN}.*?{END}", lambda _: block, text, flags=re.DOTALL)
+    blocks = {
+        (BEGIN, END): f"{counts}\n\n{table(stored)}",
+        ("<!-- begin: stated -->", "<!-- end: stated -->"): stated(stored),
+    }
+    for (begin, end), block in blocks.items():
+        whole = f"{begin}\n{block}\n{end}"
+        text = re.sub(f"{begin}.*?{end}", lambda _, whole=whole: whole, text, flags=re.DOTALL)
+    return text

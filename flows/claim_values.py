@@ -12,6 +12,7 @@ import numpy as np
 
 from ratchet.components.errors import DataError, nearest
 from ratchet.components.recipes.arms import final_arm
+from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.recipes.schema_claim import Claim
 from ratchet.tasks.pipeline import Pipeline
@@ -133,8 +134,13 @@ def budgets(
 
 
 def _learning(pipeline: Pipeline) -> Iterator[tuple[Stage, dict[str, Any]]]:
-    """Stages that train the policy, with the metadata of their products."""
+    """Stages that train the policy, with the metadata of their products; not those of phases that train a
+    model beside it (`advance: false`: a corrector, a refiner, a controller).
+    """
+    beside = {phase.name for phase in sections(pipeline.recipe) if phase.trains_policy and not phase.advances}
     for stage in pipeline.stages.values():
+        if stage.name in beside:
+            continue
         meta = pipeline.artifact(stage.name).meta if stage.kind == "weights" else {}
         if "steps" in meta and stage.does not in ("reward", "gold"):
             yield stage, dict(meta)

@@ -204,7 +204,7 @@ def compared(check: Check, baseline: str) -> Comparison:
     theirs = [check.pipelines[baseline, seed] for seed in check.seeds] if recipes else None
     values, others, differences = claim_values.values(claim, own, theirs)
     effect = over_seeds(differences, level) if claim.per != "prompt" else crossed(differences, level)
-    budgets = claim_values.budgets(claim.budget, own, theirs) if claim.budget and theirs else (None, None)
+    budgets = claim_values.budgets(claim.counted, own, theirs) if claim.counted and theirs else (None, None)
     decision = decide(effect, claim.direction, claim.at_least)
     if not _fair(decision, *budgets):
         decision = "undecided"

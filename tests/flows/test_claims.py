@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,9 +17,9 @@ from ratchet.components.errors import DataError, RecipeError
 from ratchet.components.piece import ROOT
 from ratchet.components.recipes.plan import Stage, our_sources
 from ratchet.components.recipes.recipe import load
-from ratchet.components.recipes.schema_claim import Claim
+from ratchet.components.recipes.schema_claim import Claim as StatedClaim
 from ratchet.components.storage.store import Store, digest
-from ratchet.flows import claim_values, claims
+from ratchet.flows import claim_records, claim_values, claims
 from ratchet.flows.catalogue import Row, text_bar
 from ratchet.flows.claim_records import (
     Comparison,
@@ -32,6 +33,8 @@ from ratchet.flows.claim_records import (
 )
 from ratchet.flows.cli import app
 from ratchet.tasks.pipeline import Pipeline
+
+Claim = functools.partial(StatedClaim, testbed="a list", budget="none: a test", tuning="neither")
 
 
 def finished(
@@ -300,6 +303,66 @@ def test_a_verdict_is_stale_when_its_definitions_change(monkeypatch: pytest.Monk
     assert states(stored, ["rloo"]) == {"rloo": "stale"}
 
 
+def test_what_a_claim_only_states_changes_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    key, real = key_of("spo"), claim_records.claim_of
+    for change in (
+        {"testbed": "other"},
+        {"tuning": "other"},
+        {"budget": "none: other"},
+        {"budget": "tokens"},
+    ):
+        monkeypatch.setattr(
+            claim_records, "claim_of", lambda name, c=change: dataclasses.replace(real(name), **c)
+        )
+        assert key_of("spo") == key, change
+    monkeypatch.setattr(claim_records, "claim_of", lambda name: dataclasses.replace(real(name), at_least=0.5))
+    assert key_of("spo") != key
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"testbed": " "}, r"claim\.testbed"),
+        ({"tuning": ""}, r"claim\.tuning"),
+        ({"budget": "steps"}, r"claim\.budget: expected updates, tokens, labels or `none: WHY`, got 'steps'"),
+        ({"budget": "none: "}, r"claim\.budget"),
+        ({"budget": "updates", "against": "start"}, r"claim\.budget: start and zero have none"),
+    ],
+)
+def test_a_claim_states_testbed_budget_and_tuning(change: dict[str, str], says: str) -> None:
+    with pytest.raises(RecipeError, match=says):
+        Claim(**{"against": "sft", "metric": "m", **change})
+    with pytest.raises(RecipeError, match="testbed"):
+        StatedClaim(against="sft", metric="m")  # pyright: ignore[reportCallIssue]
+
+
+def test_the_page_has_what_every_claim_states_and_the_counts_of_its_check() -> None:
+    rows = {row.split("`")[1]: row for row in claim_records.stated(read()).splitlines()[2:]}
+    assert set(rows) == set(claim_records.claiming())
+    assert "| updates: 15 and 15 of spo_reward_model |" in rows["spo"]
+    assert rows["bandit"].endswith(
+        "| none: it is compared with its own policy before training | not recorded |"
+    )
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, one in read().items() if claim_records.claim_of(name).counted]
+)
+def test_a_stored_verdict_with_an_equal_budget_was_not_won_by_a_larger_one(name: str) -> None:
+    for row in read()[name].comparisons.values():
+        assert claims._fair(row.decision, row.own_budget, row.baseline_budget)
+
+
+def test_updates_of_models_beside_the_policy_are_no_budget(publish: Any, tmp_path: Path) -> None:
+    """The corrector of `seq2seq_reward` is a `learn` phase with `advance: false`."""
+    run = finished(publish, tmp_path, "run", scored([1.0]), steps=3)
+    assert claim_values.updates(run) == 3
+    stages = {"corrector": dataclasses.replace(run.stages["improve"], name="improve"), **run.stages}
+    stages["corrector"] = dataclasses.replace(stages["corrector"], name="corrector")
+    beside = dataclasses.replace(run, recipe=load("seq2seq_reward")[0], stages=stages)
+    assert claim_values.updates(beside) == 3
+
+
 def test_the_words_of_a_recipe_change_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     key, real = key_of("rloo"), load
     monkeypatch.setattr(
@@ -429,7 +492,8 @@ def test_claims_run_on_warm_workers_and_again_from_the_store(
         "schema: 1\nbase: bandit\nabout: a test\npaper: arXiv:0000.00000\n"
         "online: {rounds: 1, prompts_per_round: 4, fit: {learning_rate: 1.0e-9}}\n"
         "evaluate: {prompts: 8}\n"
-        "claim: {against: start, metric: final.reward.payoff, at_least: 0.5, seeds: 3, max_seeds: 3}\n"
+        "claim: {against: start, metric: final.reward.payoff, at_least: 0.5, seeds: 3, max_seeds: 3, "
+        "testbed: bandit, budget: 'none: its start', tuning: neither}\n"
     )
     home, lines = fresh_home("claims"), list[str]()
     (found,) = claims.check_claims([str(tmp_path / "none.yaml")], home=home, workers=1, progress=lines.append)
