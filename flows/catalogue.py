@@ -32,20 +32,27 @@ FAMILIES = (
 
 def family(recipe: Recipe) -> str:
     """Family of a recipe: by how it learns online; else decoding; else offline, reward model or SFT, by
-    what it trains; "Evaluation alone" if it trains nothing.
+    what it trains; "Evaluation alone" if it trains nothing. Pairs of a single round are offline: all answers
+    are sampled before anything is learned.
     """
     phases = sections(recipe)
     trained = [one.section for one in phases]
-    online = [section for section in trained if isinstance(section, Online)]
+    online = [one for one in trained if isinstance(one, Online) and not (one.rounds == 1 and _of_pairs(one))]
     if online:
         return FAMILIES[5] if online[-1].cadence == "step" else FAMILIES[4]
     if _decodes(recipe):
         return FAMILIES[2]
     if not any(hasattr(section, "fit") for section in trained):
         return FAMILIES[6]
-    if recipe.offline:
+    if recipe.offline or any(isinstance(one, Learn | Online) and _of_pairs(one) for one in trained):
         return FAMILIES[3]
     return FAMILIES[1] if any(map(_learns_reward, phases)) else FAMILIES[0]
+
+
+def _of_pairs(section: Learn | Online) -> bool:
+    """Whether an objective learns the policy from pairs of answers."""
+    specs = [describe("objective", spec["name"]) for spec in section.fit.updates.get("policy", ())]
+    return any(one.unit == "pair" and "logprobs" in one.outputs for one in specs)
 
 
 def _learns_reward(phase: Phase) -> bool:

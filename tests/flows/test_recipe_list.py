@@ -51,6 +51,13 @@ def test_a_reward_learned_by_a_phase_is_reward_modelling() -> None:
     )
 
 
+def test_pairs_that_are_all_sampled_before_learning_are_offline_preference_learning() -> None:
+    recipes = written()
+    for name in ("sentiment_dpo", "code_ultrafeedback", "dpo", "sentiment_ipo"):
+        assert family(recipes[name]) == "Offline preference learning", name
+    assert family(recipes["iterative_dpo"]) == "Online preference learning, in rounds"
+
+
 def test_a_recipe_without_a_claim_is_refused_without_loading_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
