@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from ratchet.components.errors import DataError, RecipeError
 from ratchet.components.piece import ROOT
+from ratchet.components.recipes.conform import conform
 from ratchet.components.recipes.plan import Stage, our_sources
 from ratchet.components.recipes.recipe import load
 from ratchet.components.recipes.schema_claim import Claim as StatedClaim
@@ -34,6 +35,7 @@ from ratchet.flows.claim_records import (
 from ratchet.flows.cli import app
 from ratchet.tasks.pipeline import Pipeline
 
+STATED = {"testbed": "a list", "budget": "none: a test", "tuning": "neither"}
 Claim = functools.partial(StatedClaim, testbed="a list", budget="none: a test", tuning="neither")
 
 
@@ -331,7 +333,7 @@ def test_what_a_claim_only_states_changes_no_key(monkeypatch: pytest.MonkeyPatch
 )
 def test_a_claim_states_testbed_budget_and_tuning(change: dict[str, str], says: str) -> None:
     with pytest.raises(RecipeError, match=says):
-        Claim(**{"against": "sft", "metric": "m", **change})
+        conform(StatedClaim, {"against": "sft", "metric": "m", **STATED, **change}, "claim")
     with pytest.raises(RecipeError, match="testbed"):
         StatedClaim(against="sft", metric="m")  # pyright: ignore[reportCallIssue]
 

@@ -41,7 +41,7 @@ def answers(
         )
         for i, action in enumerate(actions)
     ]
-    return Group(prompt, trajectories, {})
+    return Group(prompt, tuple(trajectories), {})
 
 
 def annotated(group: Group, *specs: dict[str, Any]) -> Group:
