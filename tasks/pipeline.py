@@ -25,6 +25,7 @@ from ratchet.components.stages.run import as_request
 from ratchet.components.storage.run_directory import RunDirectory
 from ratchet.components.storage.store import Store, Workspace, digest
 from ratchet.components.types import Artifact
+from ratchet.tasks.machine.calibration import with_cache
 from ratchet.tasks.machine.provenance import machine, packages, revision
 from ratchet.tasks.process.launch import launch
 from ratchet.tasks.process.ranks import require_packages
@@ -197,7 +198,7 @@ class Pipeline:
         if stage.does == "fetch_model" and source.startswith(REGISTRY):  # stage processes have no registry
             bring(source, stage.options["sha256"], work.progress / REGISTERED, self.store.home)
         return launch(
-            as_request(stage.does, stage.options, inputs, work.root),
+            as_request(stage.does, with_cache(self, stage), inputs, work.root),
             self.run.path / "logs" / f"{stage.name}.log",
             inline=self.profile.launch == "inline",
             tick=_follow((work.metrics, work.steps), stage, self._notify),

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ratchet.components.estimates.memory import PROCESS, STATE, Parts, trained, training
+from ratchet.components.estimates.memory import PROCESS, STATE, Parts, bounded, trained, training
 from ratchet.components.estimates.rates import Rates, adapter_key
 from ratchet.components.estimates.shape import Shape
 from ratchet.components.estimates.sizes import Sizes, Split, units
@@ -64,6 +64,7 @@ def estimate(
     for stage in stages.values():
         known.phase = section_at(recipe, stage.phase) if stage.phase else None
         cost = getattr(known, stage.does, known.other)(stage)
+        cost.memory = bounded(cost.memory, shape, profile)
         cost.seconds = seconds(cost, rates)
         costs.append(cost)
     return costs
@@ -88,7 +89,11 @@ class StageCosts(Sizes):
         return Cost(stage, {"process": PROCESS})
 
     def fetch_model(self, stage: Stage) -> Cost:
-        return Cost(stage, {"process": PROCESS}, disk=self.saved if stage.name == "model_policy" else 0.0)
+        policy = stage.name == "model_policy"
+        memory = {"process": PROCESS}
+        if policy and self.recipe.models["policy"].format == "gguf":  # dequantised in float32
+            memory["weights"] = 4.0 * self.shape.parameters
+        return Cost(stage, memory, disk=self.saved if policy else 0.0)
 
     make_tiny = make_tiny_vision = make_new = fetch_model
 
@@ -121,11 +126,13 @@ class StageCosts(Sizes):
         splits = [self.split(options[name], None, None) for name in ("data", "validation") if options[name]]
         known, tokens = sum(split.known for split in splits), max(split.tokens for split in splits)
         prompts, text = sum(split.groups for split in splits), tokens + answer
+        all_prompts = Split(prompts, tokens, max(split.longest for split in splits))
+        score = prompts * tokens + prompts * each * text * self.passes(options["annotate"])
         return Cost(
             stage,
-            self.sampled(max(known, 1), answer, each, tokens),
+            self.sampled(rollout, all_prompts) if options["rollout"] else self.scored(0, tokens=score),
             disk=known * each * text * SAVED,
-            score=prompts * tokens + prompts * each * text * self.passes(options["annotate"]),
+            score=score,
             sample=float(prompts * each * answer),
             models=1,
         )
@@ -133,11 +140,12 @@ class StageCosts(Sizes):
     def prepare_offline(self, stage: Stage) -> Cost:
         options = stage.options
         split = self.split(options["data"], options["limit"], options["max_tokens"])
+        score = self.passes([*options["annotate"], *options["prepare"]]) * split.groups * 2 * split.tokens
         return Cost(
             stage,
-            self.scored(0),
+            self.scored(0, tokens=score),
             disk=split.known * 2 * split.tokens * SAVED,
-            score=self.passes([*options["annotate"], *options["prepare"]]) * split.groups * 2 * split.tokens,
+            score=score,
             models=1,
         )
 
@@ -156,7 +164,7 @@ class StageCosts(Sizes):
         prompts, answer, each = self.rollout_shape()
         return Cost(
             stage,
-            self.sampled(prompts, answer, each),
+            self.sampled(self.phase.rollout, replace(self.prompts(), groups=prompts)),
             disk=prompts * each * self.length() * SAVED,
             score=prompts * self.prompt(),
             sample=float(prompts * each * answer),
@@ -166,14 +174,15 @@ class StageCosts(Sizes):
     def annotate(self, stage: Stage) -> Cost:
         prompts, _, each = self.rollout_shape()
         passes = self.passes(stage.options["annotate"])
-        watched = (
-            stage.options["watch"].get("kl_prompts", 0) if (stage.round or 0) > 1 else 0
-        ) * self.length()
+        watched = stage.options["watch"].get("kl_prompts", 0) if (stage.round or 0) > 1 else 0
+        names = self.read("annotate", stage.options["annotate"]) | ({"policy"} if watched else set())
+        score = prompts * each * self.length() * passes + watched * self.length()
+        rewards = names & {*self.trained}
         return Cost(
             stage,
-            self.scored(len(self.trained)),
+            self.scored(len(rewards), models=len(names - rewards), tokens=score),
             disk=prompts * each * self.length() * SAVED,
-            score=prompts * each * self.length() * passes + watched,
+            score=score,
             models=1,
         )
 
@@ -191,7 +200,7 @@ class StageCosts(Sizes):
         passes = self.passes(stage.options["prepare"])
         return Cost(
             stage,
-            self.scored(0),
+            self.scored(0, tokens=rows * self.length() * passes),
             disk=rows * self.length() * SAVED,
             score=rows * self.length() * passes,
             models=1,
@@ -204,12 +213,12 @@ class StageCosts(Sizes):
             self.learned(stage, one["fit"], groups, each, self.shape)
             for one in (options, *options["roles"].values())
         ]
-        engine = self.sampled(prompts, answer, each)
+        engine = self.generation(self.phase.rollout, replace(self.prompts(), groups=prompts), each)
         cost.memory = {
             **cost.memory,
             "activations": max(one.memory["activations"] for one in (cost, *roles)),
             "roles": sum(one.memory[part] for one in roles for part in STATE),
-            "engine": sum(engine.values()) - engine["KV cache"] - engine["process"],
+            "engine": sum(engine.values()) - engine["KV cache"],
             "KV cache": engine["KV cache"],
             "other models": self.other_models(stage),
         }
@@ -236,7 +245,7 @@ class StageCosts(Sizes):
         chosen = held_out.groups * drawn * text * self.passes(best_of["annotate"]) if best_of else 0.0
         return Cost(
             stage,
-            self.sampled(held_out.groups, answer, drawn, held_out.tokens),
+            self.sampled(rollout, held_out, drawn),
             disk=held_out.groups * each * text * SAVED,
             score=held_out.groups * held_out.tokens + chosen,
             sample=float(held_out.groups * drawn * answer),
@@ -244,8 +253,12 @@ class StageCosts(Sizes):
         )
 
     def evaluate(self, stage: Stage) -> Cost:
-        """Scoring of every arm's answers by reward models and metrics, and of human replies by every arm."""
-        options, memory = stage.options, self.scored(len(self.trained))
+        """Scoring of every arm's answers by reward models and metrics, and of human replies by every arm. The
+        model of one arm is loaded at a time, with the others that metrics and measures read.
+        """
+        options = stage.options
+        others = self.read("annotate", options["metrics"]) | self.read("measure", options["measures"])
+        models = 1 + len(others - {"policy", *self.trained})
         score = 0.0
         for arm in options["arms"].values():
             held_out = self.split(arm["data"], options["prompts"], None)
@@ -254,6 +267,7 @@ class StageCosts(Sizes):
             reads = len(self.trained) * self.depth + self.passes(options["metrics"])
             human = min(options["perplexity_rows"], held_out.groups)
             score += (rows * reads + human) * (held_out.tokens + answer)
+        memory = self.scored(len(self.trained), models=models, tokens=score)
         return Cost(stage, memory, score=score, models=len(options["arms"]))
 
     def learned(self, stage: Stage, fit: Mapping[str, Any], split: Split, rows: int, shape: Shape) -> Cost:

@@ -8,6 +8,7 @@ autograd saves in a Llama-like layer. Log-probs are chunked, so full logits neve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +18,10 @@ from ratchet.components.recipes.profile import Profile
 
 Parts = Mapping[str, float]
 CHUNK, CHUNK_BYTES = 256, 2**28  # positions of logits at a time on CPU, their bytes on a GPU (logprobs.py)
+BLOCK = 16  # tokens in a block of vLLM's KV cache
 PREFILL = 8192  # tokens that vLLM prefills at once
 PROCESS = 0.6e9  # python, torch and transformers before a model is loaded
+ENGINE = 0.05e9  # an engine process besides its model: it is forked, and shares the rest
 STATE = ("weights", "gradients", "optimiser", "output layer")
 """Parts of the memory of training that a model takes throughout the stage."""
 RESERVE = 0.1  # share of a device: fragmentation, CUDA context, workspaces
@@ -150,6 +153,33 @@ def cache(shape: Shape, *, prompt: float, answer: float, rows: float, each: int,
     return 2 * shape.layers * shape.key_value * bytes_each * (slots * prompt + rows * answer)
 
 
+def vllm_cache(shape: Shape, profile: Profile, *, length: float, rows: float) -> float:
+    """Bytes of vLLM's KV cache on each of its GPUs: `cache_gb`, or where that is null the keys and values of
+    `rows` sequences of `length` tokens, in whole blocks. vLLM does not start with less than one sequence of
+    `max_model_len` tokens.
+    """
+    options = profile.vllm
+    if options.cache_gb is not None:
+        return options.cache_gb * 2**30
+    token = 2 * shape.layers * shape.key_value * sampling_bytes(profile) / options.tensor_parallel
+    blocks = max(rows * math.ceil(length / BLOCK), math.ceil(options.max_model_len / BLOCK))
+    return token * BLOCK * blocks
+
+
+def bounded(memory: Parts, shape: Shape, profile: Profile) -> Parts:
+    """`memory` of a stage with vLLM's KV cache reduced to what the other parts leave of the device, where
+    `cache_gb` is null and the profile states `memory_gb`; never below one sequence of `max_model_len` tokens.
+    With fewer blocks than sequences need, vLLM lets some of them wait.
+    """
+    stated, options = profile.hardware.memory_gb, profile.vllm
+    if profile.engine != "vllm" or options.cache_gb is not None or not stated or "KV cache" not in memory:
+        return memory
+    others = sum(memory.values()) - memory["KV cache"]
+    least = vllm_cache(shape, profile, length=options.max_model_len, rows=1)
+    left = stated * 1e9 * (1 - RESERVE) - others
+    return {**memory, "KV cache": max(least, min(memory["KV cache"], left))}
+
+
 def inference_bytes(profile: Profile) -> int:
     """Bytes per weight in the torch engine: the profile's precision on a GPU, float32 on CPU."""
     return 2 if profile.precision == "bfloat16" and profile.hardware.memory_gb is not None else 4
@@ -162,19 +192,30 @@ def sampling_bytes(profile: Profile) -> int:
     return inference_bytes(profile)
 
 
+def engine_copies(shape: Shape, profile: Profile) -> float:
+    """Bytes of the copies of the weights that an engine on CPU keeps while it generates: the layers in the
+    layout of oneDNN, in mixed precision in bfloat16 and with the output layer (models/products.py). 0 on a
+    GPU.
+    """
+    if profile.hardware.memory_gb is not None or profile.engine == "vllm":
+        return 0.0
+    layers = float(shape.layers * shape.layer)
+    return 2 * (layers + shape.vocabulary * shape.hidden) if profile.precision == "bfloat16" else 4 * layers
+
+
 def sampling(
-    shape: Shape, profile: Profile, *, prompt: float, answer: float, rows: float, each: int
+    shape: Shape, profile: Profile, *, prompt: float, longest: float, answer: float, rows: float, each: int
 ) -> Parts:
-    """Bytes by part on one device during generation. The torch engine prefills the prompts of `rows` answers
-    at once and keeps all keys and values. vLLM prefills in chunks and uses `cache_gb`, at least the cache for
-    the answers to one prompt; the torch engine then scores on the same device.
+    """Bytes by part of one engine during generation. The torch engine prefills the prompts of `rows` answers,
+    of `prompt` tokens in the mean, at once and keeps all keys and values, of each prompt as many as of the
+    `longest`. vLLM prefills in chunks and keeps `vllm_cache` bytes; the torch engine then scores on the same
+    device.
     """
     if profile.engine == "vllm":
         half, spread = sampling_bytes(profile), profile.vllm.tensor_parallel
-        least = cache(shape, prompt=prompt, answer=answer, rows=each, each=each, bytes_each=half) / spread
         return {
             "weights": half * shape.parameters / spread,
-            "KV cache": max(least, (profile.vllm.cache_gb or 0.0) * 2**30),
+            "KV cache": vllm_cache(shape, profile, length=longest + answer, rows=rows),
             "activations": forward_activations(shape, PREFILL, half) / spread,
             "scorer": sum(scoring(shape, profile, profile.tokens_per_microbatch).values()),
         }
@@ -182,7 +223,8 @@ def sampling(
     return {
         "weights": float(own * shape.parameters),
         "output layer": _float_head(shape, own),
-        "KV cache": cache(shape, prompt=prompt, answer=answer, rows=rows, each=each, bytes_each=own),
+        "KV cache": cache(shape, prompt=longest, answer=answer, rows=rows, each=each, bytes_each=own),
+        "packed weights": engine_copies(shape, profile),
         "activations": max(
             forward_activations(shape, prompt * -(-rows // max(each, 1)), own), logits(shape, rows)
         ),
@@ -192,10 +234,12 @@ def sampling(
 def scoring(shape: Shape, profile: Profile, tokens: float) -> Parts:
     """Bytes by part while the torch engine computes log-probs of given texts with one model."""
     own = inference_bytes(profile)
+    mixed = own == 4 and profile.precision == "bfloat16"  # converts the output layer in each product
+    rounded = 2.0 * shape.vocabulary * shape.hidden if mixed else 0.0
     return {
         "weights": float(own * shape.parameters),
         "output layer": _float_head(shape, own),
-        "activations": forward_activations(shape, tokens, own),
+        "activations": forward_activations(shape, tokens, own) + rounded,
     }
 
 

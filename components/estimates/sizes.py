@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ratchet.components.estimates.memory import (
+    ENGINE,
     PROCESS,
     Layout,
     Parts,
@@ -19,19 +21,25 @@ from ratchet.components.estimates.shape import Shape
 from ratchet.components.piece import describe
 from ratchet.components.recipes.check_models import prompt_tokens
 from ratchet.components.recipes.phases import sections
+from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.plan import Stage
-from ratchet.components.recipes.profile import Profile
+from ratchet.components.recipes.profile import Profile, engine_processes
 from ratchet.components.recipes.schema import Recipe, Reward
+
+BATCHES = 4  # scoring micro-batches in a slice (stages/shards.py)
+MAPPED = ("weights", "reward models")
+"""Parts that engine processes of a machine share: weights are mapped from their files."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Size of a curated data set: number of groups (nan: unknown), and the mean over groups of the longest
-    trajectory's length in tokens.
+    """Size of a curated data set: number of groups (nan: unknown), the mean over groups of the longest
+    trajectory's length in tokens, and the greatest of these lengths (0: unknown, the mean counts).
     """
 
     groups: float
     tokens: float
+    longest: float = 0.0
 
     @property
     def known(self) -> float:
@@ -40,10 +48,11 @@ class Split:
 
     def __add__(self, other: Split) -> Split:
         """Both data sets, with the mean length of all groups."""
-        groups = self.groups + other.groups
+        groups, longest = self.groups + other.groups, max(self.longest, other.longest)
         if math.isnan(groups):
-            return Split(groups, max(self.tokens, other.tokens))
-        return Split(groups, (self.groups * self.tokens + other.groups * other.tokens) / max(groups, 1))
+            return Split(groups, max(self.tokens, other.tokens), longest)
+        mean = (self.groups * self.tokens + other.groups * other.tokens) / max(groups, 1)
+        return Split(groups, mean, longest)
 
 
 class Sizes:
@@ -72,7 +81,11 @@ class Sizes:
         )
 
     def prompt(self) -> float:
-        return self.split(self.phase.data, None, None).tokens
+        return self.prompts().tokens
+
+    def prompts(self) -> Split:
+        """The split whose prompts the phase samples."""
+        return self.split(self.phase.data, None, None)
 
     def length(self) -> float:
         return self.prompt() + self.rollout_shape()[1]
@@ -82,30 +95,65 @@ class Sizes:
         made = self.splits.get(name)
         bound = prompt_tokens(self.recipe, name) or longest or 0
         groups, tokens = (made.groups, made.tokens) if made else (math.nan, float(bound))
+        most = max(made.longest, tokens) if made else tokens
         if limit is not None:
             groups = limit if math.isnan(groups) else min(limit, groups)
-        return Split(groups, min(tokens, longest) if longest else tokens)
+        return Split(groups, *((min(n, longest) if longest else n) for n in (tokens, most)))
 
     def steps(self, fit: Mapping[str, Any], groups: float) -> float:
         steps = -(-groups // fit["batch"]) * fit["epochs"]
         return min(steps, fit["max_steps"]) if fit["max_steps"] else steps
 
-    def sampled(self, prompts: float, answer: int, each: int, prompt: float | None = None) -> Parts:
-        rows = min(max(self.profile.max_num_seqs, each), prompts * each)
-        prompt = self.prompt() if prompt is None else prompt
-        return {
-            "process": PROCESS,
-            **sampling(self.shape, self.profile, prompt=prompt, answer=answer, rows=rows, each=each),
-        }
+    def sampled(self, rollout: Mapping[str, Any], prompts: Split, each: int | None = None) -> Parts:
+        """Memory of a stage that answers `prompts` by a rollout, `each` answers a prompt if not the rollout's
+        own number.
+        """
+        each = each or rollout.get("responses_per_prompt", 1)
+        slices = (
+            math.inf if math.isnan(prompts.groups) else -(-prompts.groups * each // self.profile.max_num_seqs)
+        )
+        return self.on_engines(self.generation(rollout, prompts, each), slices)
 
-    def scored(self, reward_models: int) -> Parts:
-        """Memory of one scoring model and of reward models."""
+    def generation(self, rollout: Mapping[str, Any], prompts: Split, each: int) -> Parts:
+        """Memory of one engine that answers `prompts`. A rollout that puts earlier exchanges into its prompts
+        (`exchanges`) has longer ones, no two of which need be equal.
+        """
+        answer, earlier = rollout.get("max_tokens", 128), exchanges(rollout)
+        mean, longest = (
+            n + earlier * (n + answer) for n in (prompts.tokens, max(prompts.tokens, prompts.longest))
+        )
+        most = max(self.profile.max_num_seqs, each)
+        rows = most if math.isnan(prompts.groups) else min(most, max(prompts.groups, 1) * each)
+        same = 1 if earlier else each
+        return sampling(
+            self.shape, self.profile, prompt=mean, longest=longest, answer=answer, rows=rows, each=same
+        )
+
+    def on_engines(self, parts: Parts, slices: float) -> Parts:
+        """`parts` of one engine as those of one device. Engines that share the memory of a machine (no
+        `memory_gb`) take them as many times as there are engines, and a process each; the weights are mapped
+        from one file and counted once. At most `slices` of them work.
+        """
+        count = engine_processes(plain(self.profile))
+        alone = count == 1 and self.profile.machines == 1  # the stage's process computes
+        if self.profile.hardware.memory_gb is not None or alone:
+            return {"process": PROCESS, **parts}
+        busy = min(float(count), slices)
+        each = {name: size * (1 if name in MAPPED else busy) for name, size in parts.items()}
+        return {"process": PROCESS + busy * ENGINE, **each}
+
+    def scored(self, reward_models: int, *, tokens: float, models: int = 1) -> Parts:
+        """Memory of a stage that scores `tokens` tokens (nan: unknown) with `models` models of the policy's
+        size and with reward models.
+        """
+        one = scoring(self.shape, self.profile, self.profile.tokens_per_microbatch)
         read = inference_bytes(self.profile) * self.reward_shape.parameters * reward_models
-        return {
-            "process": PROCESS,
-            **scoring(self.shape, self.profile, self.profile.tokens_per_microbatch),
+        parts = {
+            **{name: size * (1 if name == "activations" else models) for name, size in one.items()},
             **({"reward models": float(read)} if read else {}),
         }
+        slice_of = self.profile.tokens_per_microbatch * BATCHES
+        return self.on_engines(parts, math.inf if math.isnan(tokens) else max(1, -(-tokens // slice_of)))
 
     def rounds_kept(self, stage: Stage) -> int:
         """Rounds whose groups a round trains on: with `keep_earlier`, those before it too."""
@@ -160,3 +208,15 @@ class Sizes:
 def units(updates: Mapping[str, Sequence[Mapping[str, Any]]]) -> set[str]:
     """Units (row, pair, group) of the objectives of a fit."""
     return {describe("objective", part["name"]).unit for parts in updates.values() for part in parts}
+
+
+def exchanges(rollout: Mapping[str, Any]) -> int:
+    """Number of earlier exchanges (a prompt and its answer) in the longest prompts of a rollout: `EXCHANGES`
+    in the file of the piece, without which it is 0.
+    """
+    if not rollout.get("name"):
+        return 0
+    for node in ast.parse(describe("rollout", rollout["name"]).path.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EXCHANGES":
+            return int(ast.literal_eval(node.value))
+    return 0

@@ -15,13 +15,15 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ratchet.components.errors import RecipeError, StageError
+from ratchet.components.estimates.capacity import check_capacity
 from ratchet.components.estimates.costs import Cost, estimate
 from ratchet.components.estimates.rates import Rates, adapters, stated_rates
 from ratchet.components.estimates.shape import Shape, read_shape, shape_of, tiny_shape
 from ratchet.components.estimates.sizes import Split
+from ratchet.components.inference.choose import SAMPLE
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.plan import source_digest
@@ -31,7 +33,10 @@ from ratchet.components.storage.store import digest, write_atomic
 from ratchet.tasks.machine.checks import existing
 from ratchet.tasks.machine.provenance import machine, packages
 from ratchet.tasks.machine.system import gpu_names
-from ratchet.tasks.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from ratchet.components.recipes.plan import Stage
+    from ratchet.tasks.pipeline import Pipeline
 
 PACKAGE = Path(__file__).parents[2]
 
@@ -54,6 +59,28 @@ def costs_of(pipeline: Pipeline, *, measured: bool) -> tuple[list[Cost], Rates |
     elif rates is not None:
         rates = replace(rates, source=why or "not asked")
     return estimate(recipe, profile, pipeline.stages, shape, splits, rates), rates, shape
+
+
+def with_cache(pipeline: Pipeline, stage: Stage) -> Mapping[str, Any]:
+    """The options of a stage; one that samples with a vLLM which is started for it has `vllm.cache_gb`, from
+    the estimate of the stage where the profile says null. `RecipeError` if the stage does not fit on the
+    device. Models whose dimensions cannot be read keep null, which is vLLM's default.
+    """
+    profile, options = pipeline.profile, stage.options
+    vllm = profile.vllm
+    if profile.engine != "vllm" or vllm.server or vllm.cache_gb is not None or stage.does not in SAMPLE:
+        return options
+    try:
+        costs, _, _ = costs_of(pipeline, measured=False)
+    except RecipeError:
+        return options
+    (cost,) = [cost for cost in costs if cost.stage.name == stage.name]
+    if "KV cache" not in cost.memory:
+        return options
+    check_capacity(profile, [cost], this_machine(pipeline.store.home))
+    given = options["profile"]
+    sized = {**given["vllm"], "cache_gb": cost.memory["KV cache"] / 2**30}
+    return {**options, "profile": {**given, "vllm": sized}}
 
 
 def why_not_measured(profile: Profile, here: Sequence[str]) -> str:
@@ -96,7 +123,7 @@ def model_shape(pipeline: Pipeline) -> tuple[Shape, Path | None]:
 
 
 def curated_splits(pipeline: Pipeline) -> dict[str, Split]:
-    """Number of groups and mean tokens of each split, if curation has run."""
+    """Number of groups, mean and most tokens of each split, if curation has run."""
     made = pipeline.store.get("curated", pipeline.stages["curated"].key)
     if made is None:
         return {}
@@ -105,7 +132,7 @@ def curated_splits(pipeline: Pipeline) -> dict[str, Split]:
     sizes: dict[str, list[int]] = {}
     for row in read_parquet(made.path / "statistics.parquet"):
         sizes.setdefault(row["split"], []).append(row["tokens"])
-    return {name: Split(len(tokens), sum(tokens) / len(tokens)) for name, tokens in sizes.items()}
+    return {name: Split(len(n), sum(n) / len(n), max(n)) for name, n in sizes.items()}
 
 
 def typical_length(pipeline: Pipeline, splits: Mapping[str, Split]) -> float:

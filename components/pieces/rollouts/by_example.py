@@ -18,6 +18,10 @@ from ratchet.components.stages.progress import uncounted
 from ratchet.components.types import Context, Group, Message, Prompt, Trajectory
 
 
+EXCHANGES = 1
+"""Earlier exchanges (a prompt and its answer) in the longest prompts; estimates read it from the source."""
+
+
 @piece(writes=("logprobs.sampled",), paper="arXiv:2209.15189")
 def by_example(
     prompts: Sequence[Prompt],

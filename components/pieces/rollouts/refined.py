@@ -13,6 +13,10 @@ from ratchet.components.recipes.ranges import Count, PositiveShare, Temperature
 from ratchet.components.types import Context, Group, Message, Prompt
 
 
+EXCHANGES = 1
+"""Earlier exchanges (a prompt and its answer) in the longest prompts; estimates read it from the source."""
+
+
 @piece(models=("{refiner}",), paper="arXiv:2303.16755")
 def refined(
     prompts: Sequence[Prompt],

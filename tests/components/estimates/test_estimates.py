@@ -12,7 +12,16 @@ import pytest
 from ratchet.components.errors import RecipeError
 from ratchet.components.estimates.capacity import check_capacity
 from ratchet.components.estimates.costs import estimate
-from ratchet.components.estimates.memory import Layout, cache, kept_activations, trained, training
+from ratchet.components.estimates.memory import (
+    PROCESS,
+    Layout,
+    bounded,
+    cache,
+    kept_activations,
+    trained,
+    training,
+    vllm_cache,
+)
 from ratchet.components.estimates.rates import Rates, adapter_key, engine_devices, stated_rates
 from ratchet.components.estimates.shape import Shape, count, read_shape, shape_of, tiny_shape
 from ratchet.components.estimates.sizes import Split
@@ -342,15 +351,15 @@ def test_sampling_model_on_gpu_has_the_learners_precision() -> None:
     }
     weights, head = 2 * 8_030_261_248, 4 * 128256 * 4096
     reward_bytes = 2 * LLAMA_8B.first(recipe.reward.layers if recipe.reward else None).parameters
-    assert known["annotate_1"]["weights"] == known["evaluate"]["weights"] == weights
+    assert known["select_1"]["weights"] == known["evaluate"]["weights"] == weights
+    assert known["annotate_1"]["weights"] == 0, "nothing reads the policy in the first round"
     assert known["annotate_1"]["reward models"] == known["evaluate"]["reward models"] == reward_bytes
-    assert known["annotate_1"]["output layer"] == head, "the softmax reads it in float32"
+    assert known["select_1"]["output layer"] == head, "the softmax reads it in float32"
     assert "KV cache" not in known["annotate_1"], "nothing samples there"
     for stage in ("rollout_1", "answers_policy"):
         # 16,384 tokens through one layer in bfloat16, and three float32 tensors of 2^28 bytes of logits
         passing = 16_384 * 2 * 3 * (4096 + 4096 + 14336) + 12 * (2**28 // (4 * 128256)) * 128256
         assert known[stage]["scorer"] == pytest.approx(weights + head + passing), "vLLM has the rest"
-        assert known[stage]["KV cache"] == profile.vllm.cache_gb * 2**30, "which takes what it was given"
     sft = known["sft"]
     assert sft["saving"] + sft["activations"] + sft["gradients"] == 2 * weights, (
         "read back in float32, where a step's own were before"
@@ -366,9 +375,7 @@ def test_sampling_model_on_cpu_is_float32() -> None:
         known = {
             c.stage.name: c.memory for c in estimate(recipe, chosen, plan(recipe, chosen), SMOL, {}, None)
         }
-        assert (
-            known["annotate_1"]["weights"] == 4 * SMOL.parameters and not known["annotate_1"]["output layer"]
-        )
+        assert known["select_1"]["weights"] == 4 * SMOL.parameters and not known["select_1"]["output layer"]
 
 
 @pytest.mark.parametrize("profile", ["node", "cluster"])
@@ -467,3 +474,76 @@ def test_hardware_section_changes_no_key() -> None:
     assert {n: s.key for n, s in plan(recipe, profile).items()} == {
         n: s.key for n, s in plan(recipe, dear).items()
     }
+
+
+def test_vllm_cache_holds_every_sequence_or_the_longest_one() -> None:
+    """Two layers of 8 keys and 8 values of 2 bytes are 64 bytes a token. 4 sequences of 100 tokens take 7
+    blocks of 16 tokens each; one of 4,096 tokens 256 blocks.
+    """
+    shape = Shape(2, 8, 1, 1, 8, 8, 8, True)
+    short = Profile(engine="vllm", vllm=Vllm(max_model_len=64))
+    assert vllm_cache(shape, short, length=100, rows=4) == 64 * 16 * 4 * 7
+    long = Profile(engine="vllm", vllm=Vllm(max_model_len=4096))
+    assert vllm_cache(shape, long, length=100, rows=4) == 64 * 16 * 256
+    over_two = Profile(engine="vllm", vllm=Vllm(max_model_len=64, tensor_parallel=2))
+    assert vllm_cache(shape, over_two, length=100, rows=4) == 32 * 16 * 4 * 7, (
+        "each GPU has half of the heads"
+    )
+    exact = Profile(engine="vllm", vllm=Vllm(max_model_len=64, dtype="float32"))
+    assert vllm_cache(shape, exact, length=100, rows=4) == 128 * 16 * 4 * 7
+    given = Profile(engine="vllm", vllm=Vllm(cache_gb=3.5))
+    assert vllm_cache(shape, given, length=100, rows=4) == 3.5 * 2**30
+
+
+def test_vllm_cache_is_what_the_device_has_left() -> None:
+    """LLaMA-3-8B: 131,072 bytes a token. 256 sequences of 3,072 tokens would take 103.1 GB; of 80 GB a tenth
+    stays free, and one sequence of 8,192 tokens (1.07 GB) must fit.
+    """
+    recipe, profile = load("rlhf_workflow_8b", profile="gpu")
+    asked = vllm_cache(LLAMA_8B, profile, length=3072, rows=256)
+    assert asked == 131_072 * 3072 * 256
+    costs = {c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), LLAMA_8B, {}, None)}
+    rollout = costs["rollout_1"]
+    assert rollout.bytes == pytest.approx(72e9) and 30e9 < rollout.memory["KV cache"] < asked
+    assert bounded({"weights": 9e9, "KV cache": asked}, LLAMA_8B, profile)["KV cache"] == 63e9
+    assert bounded({"weights": 9e9, "KV cache": 5e9}, LLAMA_8B, profile)["KV cache"] == 5e9, "needs no more"
+    full = bounded({"weights": 71.9e9, "KV cache": asked}, LLAMA_8B, profile)
+    assert full["KV cache"] == 131_072 * 8192
+    with pytest.raises(RecipeError, match=r"'rollout_1'.*KV cache 1\.1 GB"):
+        check_capacity(profile, [replace(rollout, memory=full)], (1e15, 1e15))
+
+
+def test_engines_that_share_a_machines_memory_are_counted_each() -> None:
+    """Profile cpu has two engines. SmolLM: 46,080 bytes of keys and values a token. A prompt of `by_example`
+    is preceded by another one of at most 67 tokens with its answer of 48, and 150 of them are answered once
+    each; both engines map the same weights.
+    """
+    recipe, profile = load("instruct", profile="cpu")
+    splits = {
+        "demonstrate": Split(288, 50.0, 67.0),
+        "demonstrate_validation": Split(40, 50.0, 67.0),
+        "prompts": Split(600, 50.0, 72.0),
+    }
+
+    def memory(profile: Profile) -> dict[str, dict[str, float]]:
+        costs = estimate(recipe, profile, plan(recipe, profile), SMOL, splits, None)
+        return {c.stage.name: dict(c.memory) for c in costs}
+
+    two, one = memory(profile), memory(replace(profile, engines=1))
+    assert one["demonstrated"]["KV cache"] == 46_080 * (150 * (2 * 67 + 48) + 150 * 48)
+    assert one["rollout_1"]["KV cache"] == 46_080 * (2 * 38 * 72 + 150 * 48), "four answers a prompt"
+    for stage in ("demonstrated", "rollout_1", "select_1"):
+        for part in ("KV cache", "packed weights", "activations"):
+            assert two[stage].get(part) == (2 * one[stage][part] if part in one[stage] else None)
+        assert two[stage]["weights"] == one[stage]["weights"] == 4 * SMOL.parameters
+        assert two[stage]["process"] == PROCESS + 2 * 0.05e9 and one[stage]["process"] == PROCESS
+    gpus = replace(profile, hardware=Hardware(memory_gb=24, devices=2))
+    assert memory(gpus)["select_1"]["process"] == PROCESS, "each engine has a device of its own"
+
+
+def test_engines_without_a_slice_take_no_memory() -> None:
+    """12 prompts of 4 answers are one slice of 150 rows."""
+    recipe, profile = load("online_dpo", profile="cpu", overrides=["online.prompts_per_round=12"])
+    costs = estimate(recipe, profile, plan(recipe, profile), SMOL, {"prompts": Split(31, 17.0, 22.0)}, None)
+    (rollout,) = [c for c in costs if c.stage.name == "rollout_1"]
+    assert rollout.memory["process"] == PROCESS + 0.05e9
