@@ -465,6 +465,55 @@ def definition(path: str, name: str) -> str:
     return "\n".join([f"```python\n# {path}", *lines, "```"])
 
 
+TESTED = "<!-- tested -->", "<!-- end -->"
+FEATURES = {  # key of config.json -> what it adds to full attention over a plain MLP
+    "sliding_window": "sliding window",
+    "attn_logit_softcapping": "soft cap of attention",
+    "final_logit_softcapping": "soft cap of logits",
+    "logits_scaling": "scaled logits",
+    "logit_scale": "scaled logits",
+    "num_local_experts": "experts",
+    "num_experts": "experts",
+}
+
+
+def model_families() -> str:
+    """Table of the tested model types, with what their configuration has besides full attention. The checks
+    are those of tests/components/inference/test_verify.py, which every type must pass.
+    """
+    from transformers import AutoConfig
+
+    source = (ROOT / "components" / "inference" / "verify.py").read_text()
+    node = next(
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "TESTED"
+    )
+    kinds = re.findall(r"'(\w+)'", ast.unparse(node.value))
+    checks = [
+        "load, save",
+        "log-probs, gradients",
+        "sampled log-probs",
+        "loss of an SFT step",
+        "of a DPO step",
+    ]
+    lines = [f"| `model_type` | {' | '.join(checks)} | besides full attention |", "|---" * 7 + "|"]
+    for kind in sorted(kinds):
+        config = AutoConfig.for_model(kind)
+        known = set(config.to_dict()) | set(config.attribute_map)
+        found = dict.fromkeys(name for key, name in FEATURES.items() if key in known)
+        if kind == "gpt_oss":
+            found["attention sinks"] = None
+        lines.append(f"| `{kind}` | {' | '.join(['equal'] * len(checks))} | {', '.join(found) or '–'} |")
+    return "\n".join(lines)
+
+
+def with_families(text: str) -> str:
+    """The page of models with the table of model families made anew."""
+    before, _, rest = text.partition(TESTED[0])
+    return f"{before}{TESTED[0]}\n{model_families()}\n{TESTED[1]}{rest.partition(TESTED[1])[2]}"
+
+
 def blocks() -> dict[str, str]:
     return {
         "recipe": f"```yaml\n# flows/recipes/rlvr_grpo.yaml\n{(folder() / 'rlvr_grpo.yaml').read_text()}```",
@@ -540,3 +589,5 @@ if __name__ == "__main__":
     (ROOT / "docs" / KEYS).write_text(recipe_reference() + "\n")
     claims = ROOT / "docs" / "claims.md"
     claims.write_text(filled_claims(claims.read_text(), read()))
+    models = ROOT / "docs" / "models.md"
+    models.write_text(with_families(models.read_text()))
