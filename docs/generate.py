@@ -490,13 +490,7 @@ def model_families() -> str:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "TESTED"
     )
     kinds = re.findall(r"'(\w+)'", ast.unparse(node.value))
-    checks = [
-        "load, save",
-        "log-probs, gradients",
-        "sampled log-probs",
-        "loss of an SFT step",
-        "of a DPO step",
-    ]
+    checks = ["load, save", "log-probs, gradients", "sampled log-probs", "loss of SFT", "loss of DPO"]
     lines = [f"| `model_type` | {' | '.join(checks)} | besides full attention |", "|---" * 7 + "|"]
     for kind in sorted(kinds):
         config = AutoConfig.for_model(kind)
