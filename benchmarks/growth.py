@@ -4,6 +4,7 @@ from 1M to 135M.
 Every point is a separate process on random tokens. Models are randomly initialised Llamas; the largest has
 the shape of SmolLM2-135M. `step`: a likelihood step; `group`: the same on siblings that share half of their
 tokens (length is of a whole row); `sample`: answers of half the length to prompts of the other half.
+`sample_processes` and `score_processes` spread one stage's calls over engine processes of one thread each.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ SHAPES = {
     "60M": (512, 16, 8, 4, 1408, 24576),
     "135M": (576, 30, 9, 3, 1536, 49152),
 }
+PROCESSES = (1, 2, 4)
+PARTS, ROWS = 8, 16
+"""Slices of a call that is spread over engine processes, and answers in each."""
 MILLIONS = {"1M": 1, "5M": 5, "20M": 20, "60M": 60, "135M": 135}
 LIMITS = {"tiny": ("1M",), "smollm2": tuple(SHAPES)}
 
@@ -58,6 +62,8 @@ def points(model: str) -> list[dict[str, Any]]:
                 if key == "length" and work == "sample" and value > 256:
                     continue
                 found.append(point)
+    for work in ("sample_processes", "score_processes"):
+        found += [{**middle, "work": work, "axis": "engine processes", "value": count} for count in PROCESSES]
     return found
 
 
@@ -203,7 +209,95 @@ def sample(point: dict[str, Any], setting: str) -> dict[str, Any]:
     }
 
 
-WORKS = {"step": step, "group": group, "sample": sample}
+def sample_processes(point: dict[str, Any], setting: str) -> dict[str, Any]:
+    """`PARTS` slices of `ROWS` answers each, by as many engine processes as the point says."""
+    from ratchet.components.types import Request
+
+    half = point["length"] // 2
+
+    def requests(number: int) -> list[Any]:
+        dice = random.Random(number)  # the warm-up has other prompts: what was computed is not computed again
+        return [Request(_tokens(point, dice, half), max_tokens=half, seed=i) for i in range(number)]
+
+    def work(engine: Any, number: int) -> int:
+        return sum(len(s.tokens) for answers in engine.generate(requests(number)) for s in answers)
+
+    return _spread(point, work)
+
+
+def score_processes(point: dict[str, Any], setting: str) -> dict[str, Any]:
+    """Log-probs of `PARTS` slices of `ROWS` rows each."""
+    from benchmarks.ours import trajectory
+    from ratchet.components.types import Group, Prompt
+
+    length = point["length"]
+
+    def row(number: int, dice: random.Random) -> Any:
+        prompt = _tokens(point, dice, length // 2)
+        return Group(
+            Prompt(str(number), ()), (trajectory(prompt, _tokens(point, dice, length - len(prompt))),)
+        )
+
+    def work(engine: Any, number: int) -> int:
+        dice = random.Random(number)
+        engine.score([row(i, dice) for i in range(number)], frozenset({"logprobs"}))
+        return number * length
+
+    return _spread(point, work)
+
+
+def _tokens(point: dict[str, Any], dice: random.Random, count: int) -> list[int]:
+    return [dice.randrange(3, SHAPES[point["size"]][-1]) for _ in range(count)]
+
+
+def _spread(point: dict[str, Any], work: Callable[[Any, int], int]) -> dict[str, Any]:
+    """Time `work(engine, rows) -> tokens` of an engine over `point["value"]` processes, after one call in
+    which each of them loads the model. With one process the stage's own computes, as in a run.
+    """
+    import multiprocessing
+
+    import torch
+
+    from ratchet.components.recipes.plain_values import plain
+    from ratchet.components.recipes.profile import Profile
+    from ratchet.components.stages import shards
+    from ratchet.components.stages.job import computing
+    from ratchet.tasks.process.engines import start_engines, stop_engines
+
+    count, tokens = point["value"], ROWS * point["length"] // shards.BATCHES  # a slice of scores has 16 rows
+    profile = plain(
+        Profile(threads=count, engines=count, max_num_seqs=ROWS, tokens_per_microbatch=max(tokens, 1))
+    )
+    request = {"does": "rollout", "options": {"profile": profile}}
+    with tempfile.TemporaryDirectory() as folder, computing({**profile, "threads": 1}):
+        place, clock = Path(folder), Clock()
+        torch.manual_seed(0)
+        model = fresh(point["size"], place / "model")
+        workers, connections = [], []
+        if count > 1:
+            context = multiprocessing.get_context("forkserver")
+            workers, connections = start_engines(context, request, count, place / "engines.log", ())
+        shards.connect(connections)
+        try:
+            with shards.sharding("rollout", place):
+                engine = shards.sharded_engine({**profile, "threads": 1}, model)
+                work(engine, count * ROWS)
+                with clock:
+                    tokens = work(engine, PARTS * ROWS)
+        finally:
+            for connection in connections:
+                connection.close()
+            stop_engines(workers)
+    return {"seconds": clock.seconds, "tokens": [tokens], "checks": {}}
+
+
+WORKS = {
+    "step": step,
+    "group": group,
+    "sample": sample,
+    "sample_processes": sample_processes,
+    "score_processes": score_processes,
+}
 
 if __name__ == "__main__":
     main(WORKS, ("torch", "transformers"))

@@ -3,15 +3,20 @@
 Both start with only the tiny model, and both include starting Python and importing torch. The difference is a
 fixed part (Prefect server, MLflow tables) and a part per stage (child process, tracking); a repeated run with
 nothing to do is measured too. Outside a DVC workspace, so the final `dvc commit` is not included.
+
+`--shards N` simulates a stage of N shards: the real slices, pipes, engine processes and files, with a call
+in place of the model that returns a ready answer, so that what is measured is the overhead of a shard.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import multiprocessing
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -113,6 +118,72 @@ def _timed(command: list[str], environment: dict[str, str], folder: Path) -> flo
     return time.perf_counter() - started
 
 
+def shards_overhead(shards: int, *, engines: int, answers: int = 16, length: int = 32) -> dict[str, float]:
+    """Milliseconds that a shard of `answers` answers of `length` tokens costs besides its computation: in
+    this process, over `engines` processes, and read back by a second attempt.
+    """
+    found = {"in_process": _slices(shards, 0, answers, length)[0]}
+    found["engines"], found["again"] = _slices(shards, engines, answers, length)
+    return {name: 1000 * seconds / shards for name, seconds in found.items()}
+
+
+def _slices(shards: int, engines: int, answers: int, length: int) -> tuple[float, float]:
+    """Seconds of all shards, and of a second attempt that finds them computed."""
+    from ratchet.components.stages.slices import Shards, Slice
+    from ratchet.components.types import Request
+
+    slices = [
+        Slice("generate", [Request(tuple(range(64)), seed=i)], frozenset(), answers, f"{i:024d}")
+        for i in range(shards)
+    ]
+    context = multiprocessing.get_context("forkserver")
+    with tempfile.TemporaryDirectory() as folder:
+        pipes = [context.Pipe() for _ in range(engines)]
+        workers = [
+            context.Process(target=_answer, args=(theirs, answers, length), daemon=True)
+            for _, theirs in pipes
+        ]
+        for worker in workers:
+            worker.start()
+        for ours, _ in pipes:
+            ours.recv()  # it has started
+        seconds = []
+        for _ in range(2):
+            stage = Shards(Path(folder), [ours for ours, _ in pipes])
+            started = time.perf_counter()
+            found = stage.compute(slices, {}, lambda _: _ready(answers, length))
+            seconds.append(time.perf_counter() - started)
+            assert len(found) == shards and len(found[-1][0]) == answers
+        for ours, theirs in pipes:
+            ours.close()
+            theirs.close()
+        for worker in workers:
+            worker.terminate()
+            worker.join()
+    return seconds[0], seconds[1]
+
+
+def _ready(answers: int, length: int) -> list[Any]:
+    from ratchet.components.types import Sample
+
+    return [[Sample(tuple(range(length)), (-1.5,) * length, "end")] * answers]
+
+
+def _answer(connection: Any, answers: int, length: int) -> None:
+    """An engine process that answers at once."""
+    import os
+    import socket
+
+    result = _ready(answers, length)
+    connection.send("started")
+    while True:
+        try:
+            connection.recv()
+            connection.send(("result", (result, socket.gethostname(), os.getpid(), 0.0, 0.0)))
+        except (EOFError, OSError):
+            return
+
+
 def in_one_process(home: Path, until: str | None) -> None:
     """The stages of the recipe without flow, tracker or child processes."""
     from ratchet.tasks.pipeline import Pipeline
@@ -127,8 +198,13 @@ def in_one_process(home: Path, until: str | None) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--home", type=Path)
     parser.add_argument("--until")
+    parser.add_argument("--shards", type=int)
+    parser.add_argument("--engines", type=int, default=2)
     given = parser.parse_args()
-    in_one_process(given.home, given.until)
+    if given.shards:
+        print({k: round(v, 2) for k, v in shards_overhead(given.shards, engines=given.engines).items()}, "ms")
+    else:
+        in_one_process(given.home, given.until)
     gc.freeze()  # as at the end of the `ratchet` command

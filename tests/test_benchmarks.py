@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks import child as measured
-from benchmarks import evidence, gpu, growth, labels, ours, report
+from benchmarks import evidence, gpu, growth, labels, orchestration, ours, report
 from benchmarks.compare import Result, agrees, child, compare, disagreements, runner
 from benchmarks.inputs import collect
 from benchmarks.works import TRAINING, WORKS, Peer, Work, in_precision
@@ -207,12 +207,26 @@ def test_growth_varies_one_dimension_at_a_time() -> None:
         "rows a step",
         "completions a prompt",
         "million parameters",
+        "engine processes",
     }
     point = next(
         p for p in points if p["axis"] == "completions a prompt" and p["work"] == "group" and p["value"] == 4
     )
     found = growth.group({**point, "size": "1M", "length": 16, "learning_rate": 1e-5}, "default")
     assert found["tokens"] == [16 * 16] * 2 and len(found["seconds"]) == 2
+
+
+def test_engine_processes_answer_the_same_rows_as_one() -> None:
+    point = next(p for p in growth.points("tiny") if p["work"] == "sample_processes" and p["value"] == 2)
+    point = {**point, "length": 8}
+    one, two = (growth.sample_processes({**point, "value": n}, "default")["tokens"] for n in (1, 2))
+    assert one == two and 0 < one[0] <= growth.PARTS * growth.ROWS * 4
+
+
+def test_shards_of_an_instant_call_are_computed_once() -> None:
+    """By engine processes, in this one, and read from their files by a second attempt."""
+    found = orchestration.shards_overhead(4, engines=2, answers=2, length=3)
+    assert set(found) == {"in_process", "engines", "again"} and all(n > 0 for n in found.values())
 
 
 def test_labels_benchmark_learns_from_every_selector() -> None:
