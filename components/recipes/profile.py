@@ -21,7 +21,7 @@ class Vllm:
     python: str | None = None  # interpreter of an environment with vLLM
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"  # of vLLM's weights
     max_model_len: Count = 2048  # prompt and answer, tokens
-    cache_gb: Positive | None = None  # key-value cache, GiB; null: for each stage, from the sequences that it holds
+    cache_gb: Positive | None = None  # key-value cache, GiB; null: from the sequences of each stage
     tensor_parallel: Count = 1  # GPUs per engine
     eager: Bool = False  # no CUDA graphs, no compilation
     wait_seconds: Positive = 600.0  # for the server to start

@@ -111,7 +111,7 @@ def fit(
             save_checkpoint(progress, state, learners, remembered)
             saved = time.monotonic()
     check_step_counts(learners, state["step"], state["step"] if state["stopped"] else planned, state["step"])
-    if not state["learned"]:
+    if state["step"] and not state["learned"]:
         raise TrainingError(f"nothing was learned: {_nowhere(updates)} in any of the {state['step']} steps")
     if validation and state["best_step"] and state["best_step"] != state["step"]:
         best = load_state(progress / "best")

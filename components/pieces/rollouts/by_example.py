@@ -17,7 +17,6 @@ from ratchet.components.recipes.ranges import Count, Natural, PositiveShare, Tem
 from ratchet.components.stages.progress import uncounted
 from ratchet.components.types import Context, Group, Message, Prompt, Trajectory
 
-
 EXCHANGES = 1
 """Earlier exchanges (a prompt and its answer) in the longest prompts; estimates read it from the source."""
 

@@ -12,7 +12,6 @@ from ratchet.components.pieces.rollouts.sample import sample
 from ratchet.components.recipes.ranges import Count, PositiveShare, Temperature
 from ratchet.components.types import Context, Group, Message, Prompt
 
-
 EXCHANGES = 1
 """Earlier exchanges (a prompt and its answer) in the longest prompts; estimates read it from the source."""
 

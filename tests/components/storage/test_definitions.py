@@ -290,7 +290,12 @@ def test_comments_docstrings_and_annotations_keep_the_key(monkeypatch: pytest.Mo
     ("file", "old", "new", "moved"),
     [
         ("components/training/trainer.py", "from __future__", "# a comment\nfrom __future__", []),
-        ("components/data/group_rows.py", "ROLES =", "NEW = 1\n\n\ndef new():\n    return NEW\n\n\nROLES =", []),
+        (
+            "components/data/group_rows.py",
+            "ROLES =",
+            "NEW = 1\n\n\ndef new():\n    return NEW\n\n\nROLES =",
+            [],
+        ),
         ("components/evaluation/report.py", '"report.html.j2"', '"report.css.j2"', ["evaluate"]),
     ],
 )
