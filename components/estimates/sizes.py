@@ -26,7 +26,6 @@ from ratchet.components.recipes.plan import Stage
 from ratchet.components.recipes.profile import Profile, engine_processes
 from ratchet.components.recipes.schema import Recipe, Reward
 
-BATCHES = 4  # scoring micro-batches in a slice (stages/shards.py)
 MAPPED = ("weights", "reward models")
 """Parts that engine processes of a machine share: weights are mapped from their files."""
 
@@ -152,8 +151,8 @@ class Sizes:
             **{name: size * (1 if name == "activations" else models) for name, size in one.items()},
             **({"reward models": float(read)} if read else {}),
         }
-        slice_of = self.profile.tokens_per_microbatch * BATCHES
-        return self.on_engines(parts, math.inf if math.isnan(tokens) else max(1, -(-tokens // slice_of)))
+        batches = math.inf if math.isnan(tokens) else -(-tokens // self.profile.tokens_per_microbatch)
+        return self.on_engines(parts, max(1, batches))  # few of them are a slice each (stages/shards.py)
 
     def rounds_kept(self, stage: Stage) -> int:
         """Rounds whose groups a round trains on: with `keep_earlier`, those before it too."""
