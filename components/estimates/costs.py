@@ -1,8 +1,8 @@
 """Cost of each stage of a recipe on a profile: memory, disk, tokens, and time from measured or stated
 throughput.
 
-Answers are counted at their maximum length (`max_tokens`), so token counts are upper bounds. Data set sizes
-come from curation if it has run, else from the recipe's limits; without either they are unknown (nan).
+Answers count at their maximum length (`max_tokens`): token counts are upper bounds. Sizes of data sets come
+from curation if it has run, else from the recipe's limits, else they are unknown (nan).
 """
 
 from __future__ import annotations
@@ -90,9 +90,8 @@ class StageCosts(Sizes):
 
     def fetch_model(self, stage: Stage) -> Cost:
         policy = stage.name == "model_policy"
-        memory = {"process": PROCESS}
-        if policy and self.recipe.models["policy"].format == "gguf":  # dequantised in float32
-            memory["weights"] = 4.0 * self.shape.parameters
+        gguf = policy and self.recipe.models["policy"].format == "gguf"  # dequantised in float32
+        memory = {"process": PROCESS, **({"weights": 4.0 * self.shape.parameters} if gguf else {})}
         return Cost(stage, memory, disk=self.saved if policy else 0.0)
 
     make_tiny = make_tiny_vision = make_new = fetch_model

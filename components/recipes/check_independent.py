@@ -15,7 +15,7 @@ from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.read_splits import splits_read
 from ratchet.components.recipes.reward_models import optimised_models
 from ratchet.components.recipes.schema import Recipe, Spec
-from ratchet.components.training.loop import reward_columns
+from ratchet.components.training.reward_columns import reward_columns
 
 
 def check_independent(recipe: Recipe) -> None:

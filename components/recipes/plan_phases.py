@@ -23,7 +23,7 @@ from ratchet.components.recipes.schema import (
     Reward,
     Spec,
 )
-from ratchet.components.training.loop import optimised_rewards
+from ratchet.components.training.reward_columns import optimised_rewards
 
 
 def plan_phase(planner: Planner, phase: Phase) -> None:

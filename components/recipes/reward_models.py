@@ -10,7 +10,7 @@ from ratchet.components.recipes.arms import arms
 from ratchet.components.recipes.changed_rounds import with_rounds
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.schema import Online, Recipe, Reward
-from ratchet.components.training.loop import reward_columns
+from ratchet.components.training.reward_columns import reward_columns
 
 
 def reward_models(annotators: Sequence[Mapping[str, Any]]) -> set[str]:

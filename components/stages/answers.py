@@ -18,7 +18,8 @@ from ratchet.components.stages.experience import certificate_of, context_of, sam
 from ratchet.components.stages.job import Job
 from ratchet.components.stages.overlay import Overlay
 from ratchet.components.stages.shards import sharded_engine
-from ratchet.components.training.loop import reward_columns, texts_read
+from ratchet.components.training.loop import texts_read
+from ratchet.components.training.reward_columns import reward_columns
 from ratchet.components.types import Context, Group, Prompt
 
 

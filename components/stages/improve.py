@@ -24,9 +24,10 @@ from ratchet.components.stages.watch import Health
 from ratchet.components.storage.checkpoints import Log, latest, load_checkpoint, save_checkpoint
 from ratchet.components.training import ranks
 from ratchet.components.training.deepspeed import DeepSpeedLearner
-from ratchet.components.training.loop import optimised_rewards, pieces, prepare_groups, without_failed
+from ratchet.components.training.loop import pieces, prepare_groups, without_failed
 from ratchet.components.training.objectives import memories, parts
 from ratchet.components.training.postconditions import check_step_counts
+from ratchet.components.training.reward_columns import optimised_rewards
 from ratchet.components.training.roles import Follower, Role
 from ratchet.components.training.round_metrics import round_metrics
 from ratchet.components.training.rounds import Pieces, Round, one_round, sample, update

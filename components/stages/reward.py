@@ -33,8 +33,8 @@ from ratchet.components.stages.train import encoded, learn
 from ratchet.components.storage.store import write_atomic
 from ratchet.components.text.images import images_of
 from ratchet.components.training import ranks
-from ratchet.components.training.loop import reward_columns
 from ratchet.components.training.packing import pack
+from ratchet.components.training.reward_columns import reward_columns
 from ratchet.components.training.steps import steps_planned
 from ratchet.components.types import Context, Group, Prompt, Trajectory
 

@@ -262,34 +262,3 @@ def texts_read(specs: Sequence[Mapping[str, Any]]) -> int:
     """
     known = [(describe("annotate", spec["name"]), spec) for spec in specs]
     return sum(len(piece.named("models", spec)) or not piece.reads for piece, spec in known)
-
-
-def reward_columns(specs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The reward columns that the annotators write, in order."""
-    return [
-        name
-        for spec in specs
-        for name in sorted(describe("annotate", spec["name"]).named("writes", spec))
-        if name.startswith("reward.") and not name.endswith(".status")
-    ]
-
-
-def optimised_rewards(
-    annotate: Sequence[Mapping[str, Any]],
-    select: Sequence[Mapping[str, Any]],
-    updates: Mapping[str, Sequence[Mapping[str, Any]]],
-) -> list[str]:
-    """The reward columns that training optimises: those read by a selector, an advantage estimator, or as the
-    `weight_column` or `where` of an objective; the last one written if none is.
-    """
-    shapers = [spec for spec in annotate if not reward_columns([spec])]
-    read = {
-        column
-        for slot, specs in (("select", select), ("annotate", shapers))
-        for spec in specs
-        for column in describe(slot, spec["name"]).named("reads", spec)
-    }
-    own = [spec for objectives in updates.values() for spec in objectives]
-    read |= {spec.get(key) for spec in own for key in ("weight_column", "where")}
-    written = reward_columns(annotate)
-    return [column for column in written if column in read] or written[-1:]

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from ratchet.components.training.loop import reward_columns, score_shared
+from ratchet.components.training.loop import score_shared
+from ratchet.components.training.reward_columns import reward_columns
 from ratchet.components.types import Group
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.components.errors import RecipeError, nearest
-from ratchet.components.evaluation.certificate import CHANCE
 from ratchet.components.storage.run_directory import RunDirectory
 from ratchet.components.storage.store import read_manifest
 
@@ -171,6 +170,8 @@ def _not_required(found: Mapping[str, Any]) -> list[str]:
     """A sentence for each trained reward model that is optimised against and of which no accuracy was
     required, with what was measured.
     """
+    from ratchet.components.evaluation.certificate import CHANCE
+
     certificates = {
         stage["name"]: stage["meta"]["certificate"]
         for stage in found["stages"]

@@ -21,7 +21,7 @@ from ratchet.components.recipes.read_splits import read_splits
 from ratchet.components.recipes.recipe import dump, load, load_profile, names
 from ratchet.components.recipes.schema import Recipe
 from ratchet.components.recipes.yaml_files import shipped
-from ratchet.components.training.loop import optimised_rewards
+from ratchet.components.training.reward_columns import optimised_rewards
 from tests.shipped import shipped_recipe
 
 
