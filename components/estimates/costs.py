@@ -188,10 +188,9 @@ class StageCosts(Sizes):
     def propose(self, stage: Stage) -> Cost:
         prompts, _, each = self.rollout_shape()
         tokens = prompts * each * self.length()
-        passes = self.passes(stage.options["annotate"])
-        return Cost(
-            stage, self.scored(len(self.trained)), disk=tokens * SAVED, score=tokens * passes, models=1
-        )
+        score = tokens * self.passes(stage.options["annotate"])
+        memory = self.scored(len(self.trained), tokens=score)
+        return Cost(stage, memory, disk=tokens * SAVED, score=score, models=1)
 
     def select(self, stage: Stage) -> Cost:
         prompts, _, each = self.rollout_shape()

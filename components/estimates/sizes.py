@@ -107,11 +107,11 @@ class Sizes:
         """Memory of a stage that answers `prompts` by a rollout, `each` answers a prompt if not the rollout's
         own number.
         """
-        each = each or rollout.get("responses_per_prompt", 1)
+        rows: int = each or rollout.get("responses_per_prompt", 1)
         slices = (
-            math.inf if math.isnan(prompts.groups) else -(-prompts.groups * each // self.profile.max_num_seqs)
+            math.inf if math.isnan(prompts.groups) else -(-prompts.groups * rows // self.profile.max_num_seqs)
         )
-        return self.on_engines(self.generation(rollout, prompts, each), slices)
+        return self.on_engines(self.generation(rollout, prompts, rows), slices)
 
     def generation(self, rollout: Mapping[str, Any], prompts: Split, each: int) -> Parts:
         """Memory of one engine that answers `prompts`. A rollout that puts earlier exchanges into its prompts

@@ -66,7 +66,7 @@ def lora(
         modules_to_save=heads or None,
     )
     if isinstance(model, PolicyWithValue):
-        model.base_model_prefix = "policy"  # peft asks for it: of mixtures of experts, and of LLaVA
+        setattr(model, "base_model_prefix", "policy")  # noqa: B010  # peft asks for it: of mixtures of experts, and of LLaVA
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return get_peft_model(model, config)

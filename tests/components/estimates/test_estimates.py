@@ -227,6 +227,17 @@ def test_a_round_counts_what_it_samples_scores_and_learns() -> None:
     )
 
 
+def test_scores_that_choose_pairs_for_people_are_counted() -> None:
+    people = "{name: rewards.people, labels: 12, simulated: [0.1], verifier: rewards.length, select: "
+    asked = people + "[{name: best_worst, reward: reward.reward_model}]}"
+    change = f"online.annotate=[{{name: rewards.reward_model, model: reward_model}}, {asked}]"
+    select = "online.select=[{name: best_worst, reward: reward.people}]"
+    recipe, profile = load("chat", profile="test", overrides=[change, select])
+    splits = {"prompts": Split(600, 50.0), "sft": Split(290, 120.0), "reward": Split(500, 130.0)}
+    costs = {c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), SMOL, splits, None)}
+    assert costs["propose_1"].score == pytest.approx(64 * 6 * 90 * 12 / 30)
+
+
 @pytest.mark.parametrize(
     ("recipe", "stage", "rows"), [("rlvr_grpo", "improve", 1), ("online_dpo", "optimise_1", 2)]
 )
