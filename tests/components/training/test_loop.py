@@ -15,13 +15,12 @@ from ratchet.components.piece import each
 from ratchet.components.training.loop import (
     Named,
     annotate_groups,
-    optimised_rewards,
     pieces,
     prepare_groups,
-    reward_columns,
     select_groups,
     texts_read,
 )
+from ratchet.components.training.reward_columns import optimised_rewards, reward_columns
 from ratchet.components.training.round_metrics import round_metrics
 from ratchet.components.types import Context, Group, Prompt, Trajectory
 
