@@ -134,12 +134,12 @@ def budgets(
 
 
 def _learning(pipeline: Pipeline) -> Iterator[tuple[Stage, dict[str, Any]]]:
-    """Stages that train the policy, with the metadata of their products; not those of phases that train a
-    model beside it (`advance: false`: a corrector, a refiner, a controller).
+    """Stages that train the policy, with the metadata of their products; not those of phases that train
+    another model (`advance: false`: a corrector, a refiner, a controller).
     """
-    beside = {phase.name for phase in sections(pipeline.recipe) if phase.trains_policy and not phase.advances}
+    others = {phase.name for phase in sections(pipeline.recipe) if phase.trains_policy and not phase.advances}
     for stage in pipeline.stages.values():
-        if stage.name in beside:
+        if stage.name in others:
             continue
         meta = pipeline.artifact(stage.name).meta if stage.kind == "weights" else {}
         if "steps" in meta and stage.does not in ("reward", "gold"):

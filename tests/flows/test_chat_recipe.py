@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +12,8 @@ import pytest
 
 from ratchet.components.data.tiny_language import OPENERS, SUBJECTS
 from ratchet.tasks.registry.versions import models
+from tests.flows.test_flow import ratchet
 
-ROOT = Path(__file__).resolve().parents[2]
 REPLIES = ("I like {} a lot.", "No, I do not.", "There is a lot to say about {}.", "Why {}?", "Oh, yes.")
 RECIPE = """
 schema: 1
@@ -29,18 +27,6 @@ online: {watch: {gold: false}, health: {reward_without_gold: null, gold_drop: nu
 evaluate: {gold: false}
 register: {gates: {win_rate_vs_sft: null, proxy_over_gold: null}}
 """  # noqa: E501  the path of `chat`, without its gold measure, whose encoder is a download
-
-
-def ratchet(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_API", "MLFLOW_TRACKING"))}
-    env["PYTHONPATH"] = str(ROOT / "infra" / "package")
-    return subprocess.run(
-        [sys.executable, "-m", "ratchet.flows.cli", *arguments],
-        cwd=cwd,
-        env=env,
-        capture_output=True,
-        text=True,
-    )
 
 
 def rated_at_random(count: int) -> dict[str, dict[str, object]]:
@@ -79,11 +65,11 @@ def test_ratings_without_a_signal_end_the_recipe_chat_at_its_certificate(
     (home / "small_chat.yaml").write_text(RECIPE)
     (home / "chats.json").write_text(json.dumps(rated_at_random(300)))
     options = ("--profile", "test", "--home", str(home))
-    assert_refused(ratchet("run", "small_chat.yaml", *options, cwd=home), home)
+    assert_refused(ratchet("run", "small_chat.yaml", *options, cwd=home, check=False), home)
 
 
 @pytest.mark.slow
 def test_the_recipe_chat_ends_at_its_certificate(tmp_path: Path) -> None:
     """The recipe as it ships, on people's ratings: docs/results.md has its figures."""
     home = tmp_path / "home"
-    assert_refused(ratchet("run", "chat", "--home", str(home), cwd=tmp_path), home)
+    assert_refused(ratchet("run", "chat", "--home", str(home), cwd=tmp_path, check=False), home)

@@ -355,14 +355,14 @@ def test_a_stored_verdict_with_an_equal_budget_was_not_won_by_a_larger_one(name:
         assert claims._fair(row.decision, row.own_budget, row.baseline_budget)
 
 
-def test_updates_of_models_beside_the_policy_are_no_budget(publish: Any, tmp_path: Path) -> None:
+def test_updates_of_other_models_are_no_budget(publish: Any, tmp_path: Path) -> None:
     """The corrector of `seq2seq_reward` is a `learn` phase with `advance: false`."""
     run = finished(publish, tmp_path, "run", scored([1.0]), steps=3)
     assert claim_values.updates(run) == 3
     stages = {"corrector": dataclasses.replace(run.stages["improve"], name="improve"), **run.stages}
     stages["corrector"] = dataclasses.replace(stages["corrector"], name="corrector")
-    beside = dataclasses.replace(run, recipe=load("seq2seq_reward")[0], stages=stages)
-    assert claim_values.updates(beside) == 3
+    corrected = dataclasses.replace(run, recipe=load("seq2seq_reward")[0], stages=stages)
+    assert claim_values.updates(corrected) == 3
 
 
 def test_the_words_of_a_recipe_change_no_key(monkeypatch: pytest.MonkeyPatch) -> None:

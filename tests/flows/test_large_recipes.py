@@ -48,7 +48,7 @@ def run(name: str, home: Path, changes: dict[str, str]) -> None:
     trained = [
         one for one in pipeline.stages.values() if one.does in ("sft", "optimise", "improve", "reward")
     ]
-    assert trained and all(pipeline.artifact(one.name).meta["steps"] >= 0 for one in trained)
+    assert trained and all(pipeline.artifact(one.name).meta["steps"] > 0 for one in trained)
 
 
 @pytest.mark.parametrize("name", CHAT)
