@@ -15,19 +15,34 @@ PART = 128
 """Groups that an annotator scores at a time, if there are more than fit in memory."""
 
 
-@final
-class Groups(Sequence[Group]):
-    """The groups of a file too large for memory. A group is built from the mapped rows each time that it is
-    used; its lists of numbers are `StepValues`. Slices are `Groups` too.
+class Lazy(Sequence[Group]):
+    """Groups that are built each time that they are used; `places` says of what. Equal to a list of equal
+    groups.
     """
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, rows: pa.Table, places: Sequence[tuple[int, int]]) -> None:
-        self._rows, self._places = rows, places
+    def __init__(self, places: Sequence[Any]) -> None:
+        self._places = places
 
     def __len__(self) -> int:
         return len(self._places)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (Lazy, list)):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+
+@final
+class Groups(Lazy):
+    """The groups of a file too large for memory. A group is built from the mapped rows each time that it is
+    used; its lists of numbers are `StepValues`. Slices are `Groups` too.
+    """
+
+    def __init__(self, rows: pa.Table, places: Sequence[tuple[int, int]]) -> None:
+        super().__init__(places)
+        self._rows = rows
 
     @overload
     def __getitem__(self, index: int) -> Group: ...
@@ -39,25 +54,16 @@ class Groups(Sequence[Group]):
         start, stop = self._places[index]
         return group_of_rows(compact_rows(self._rows.slice(start, stop - start)))
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, (Groups, Mapped, list)):
-            return NotImplemented
-        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
-
 
 @final
-class Mapped(Sequence[Group]):
+class Mapped(Lazy):
     """`function(i, groups[i])` for each i of `places`, computed each time that a group is used."""
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __init__(
         self, groups: Sequence[Group], function: Callable[[int, Group], Group], places: Sequence[int]
     ) -> None:
-        self._groups, self._function, self._places = groups, function, places
-
-    def __len__(self) -> int:
-        return len(self._places)
+        super().__init__(places)
+        self._groups, self._function = groups, function
 
     @overload
     def __getitem__(self, index: int) -> Group: ...
@@ -69,15 +75,10 @@ class Mapped(Sequence[Group]):
         place = self._places[index]
         return self._function(place, self._groups[place])
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, (Groups, Mapped, list)):
-            return NotImplemented
-        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
-
 
 def is_lazy(groups: Sequence[Group]) -> bool:
     """Whether the groups are built when they are used, since all at once may not fit in memory."""
-    return isinstance(groups, (Groups, Mapped))
+    return isinstance(groups, Lazy)
 
 
 def listed(groups: Sequence[Group]) -> Sequence[Group]:
