@@ -98,7 +98,7 @@ RENAMED_KEYS = {
 
 
 def renamed(key: str, known: Iterable[str]) -> str:
-    """A hint with the new spelling of an old key; empty if it is none of these places' keys.
+    """A hint with the present name of an old key; empty if `known` has no such key.
 
     >>> renamed("under", ["over", "below"])
     '; it was renamed to below'
