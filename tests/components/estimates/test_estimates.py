@@ -18,13 +18,14 @@ from ratchet.components.estimates.memory import (
     bounded,
     cache,
     kept_activations,
+    scoring,
     trained,
     training,
     vllm_cache,
 )
 from ratchet.components.estimates.rates import Rates, adapter_key, engine_devices, stated_rates
 from ratchet.components.estimates.shape import Shape, count, read_shape, shape_of, tiny_shape
-from ratchet.components.estimates.sizes import Split
+from ratchet.components.estimates.sizes import Sizes, Split
 from ratchet.components.recipes.plan import plan
 from ratchet.components.recipes.profile import Hardware, Profile, Vllm
 from ratchet.components.recipes.recipe import load
@@ -225,6 +226,15 @@ def test_a_round_counts_what_it_samples_scores_and_learns() -> None:
     assert costs["select_1"].score == 64 * 2 * 90 and costs["optimise_1"].learn == 64 * 2 * 90, (
         "pairs: two answers a prompt"
     )
+
+
+@pytest.mark.parametrize(("tokens", "engines"), [(2048, 1), (2049, 2), (10**6, 2)])
+def test_engines_that_score_are_as_many_as_micro_batches(tokens: float, engines: int) -> None:
+    recipe, profile = load("chat", profile="cpu")
+    assert profile.engines == 2 and profile.tokens_per_microbatch == 2048
+    sizes = Sizes(recipe, profile, SMOL, {})
+    one = scoring(SMOL, profile, 2048)["activations"]
+    assert sizes.scored(0, tokens=tokens)["activations"] == engines * one
 
 
 def test_scores_that_choose_pairs_for_people_are_counted() -> None:
