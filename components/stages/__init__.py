@@ -7,6 +7,8 @@ SIMULATED_PEOPLE = "ratchet.tasks.labels.simulated"
 Store keys of the stage `ask` depend on its source, but not on the server or the page (its `SERVER`), since
 an edit of the page must not ask people again.
 """
+LABEL_VALIDATION = "ratchet.tasks.data.label_validation"
+"""Module of the validation of labels, as `validate` of data."""
 WAITING = ("ask",)
 """Kinds of stages that wait for people, and hold no GPU meanwhile."""
 STAGES = {  # kind of stage -> module with the function of that name

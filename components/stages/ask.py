@@ -14,7 +14,7 @@ from typing import Any
 from ratchet.components.data.groups import read_groups, write_groups
 from ratchet.components.errors import DataError
 from ratchet.components.labels.datasets import items_of, repeated
-from ratchet.components.labels.labels import ITEMS, LABELS, Item, read_items, read_labels
+from ratchet.components.labels.labels import ITEMS, LABELS, Item, read_items, read_labels, to_line
 from ratchet.components.labels.quality import random_annotators
 from ratchet.components.labels.queue_files import CLOSED, close_queue
 from ratchet.components.labels.scores import scored
@@ -27,7 +27,7 @@ from ratchet.components.labels.settings import (
     ordinary,
     read_settings,
 )
-from ratchet.components.stages import SIMULATED_PEOPLE, progress
+from ratchet.components.stages import LABEL_VALIDATION, SIMULATED_PEOPLE, progress
 from ratchet.components.stages.job import Job
 from ratchet.components.storage.store import write_atomic
 from ratchet.components.types import Group
@@ -57,8 +57,9 @@ class Waiting:
 
 def ask(job: Job) -> dict[str, Any]:
     """Fill a labelling queue with pairs of answers, wait for the labels of people or the deadline, and write
-    the judged answers with their scores (`ratchet.components.labels.scores`). A stage that was killed
-    continues with the labels that it has. `DataError` if there is nothing to compare, or no label.
+    the judged answers with their scores (`ratchet.components.labels.scores`). Labels that fail the
+    validation are left out. A stage that was killed continues with the labels that it has. `DataError` if
+    there is nothing to compare, or no label.
     """
     options, groups = job.options["people"], _answers(job)
     queue = open_queue(job)
@@ -69,7 +70,9 @@ def ask(job: Job) -> dict[str, Any]:
         else nullcontext()
     ):
         wait(queue.folder, queue.wanted, queue.end)
-        labels = close_queue(queue.folder)
+        given_labels = close_queue(queue.folder)
+    validation = importlib.import_module(LABEL_VALIDATION)
+    labels = validation.validated(queue.items, given_labels, job.work.product)
     judged = scored(groups, queue.items, labels)
     if not judged:
         raise DataError(
@@ -78,14 +81,15 @@ def ask(job: Job) -> dict[str, Any]:
             "`deadline_hours` and run again"
         )
     write_groups(job.work.product / "groups.parquet", judged)
-    for name in (ITEMS, LABELS):
-        shutil.copyfile(queue.folder / name, job.work.product / name)
+    shutil.copyfile(queue.folder / ITEMS, job.work.product / ITEMS)
+    write_atomic(job.work.product / LABELS, "".join(map(to_line, labels)))
     careless = random_annotators(queue.items, labels)
     return {
         "counts": {
             "pairs asked": sum(map(ordinary, queue.items)),
             "labels asked": queue.wanted,
             "labels": len(labels),
+            "labels quarantined": len(given_labels) - len(labels),
             "labels skipped": sum(label.verdict == "skip" for label in labels),
             "annotators": len({label.annotator for label in labels}),
             "annotators found random": len(careless),

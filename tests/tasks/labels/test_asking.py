@@ -24,7 +24,7 @@ from prefect.exceptions import NotPausedError
 from typer.testing import CliRunner
 
 from ratchet.components.data.groups import read_groups, write_groups
-from ratchet.components.errors import DataError, RecipeError, ServiceError
+from ratchet.components.errors import DataError, GateError, RecipeError, ServiceError
 from ratchet.components.labels.labels import Item, Label, append_durably, read_items, read_labels
 from ratchet.components.labels.quality import measure, random_annotators
 from ratchet.components.labels.queue import Queue, Taken
@@ -173,6 +173,19 @@ def test_a_stage_that_was_killed_continues_with_the_labels_it_has(job: Job) -> N
     first = read_items(folder)
     append_durably(folder / "labels.jsonl", [Label(one.id, "ann", 0, "choice", [0, 1], 1.0) for one in first])
     assert ask(job)["counts"]["labels"] == 6 and read_items(folder) == first
+
+
+def test_labels_that_fail_the_validation_reach_no_round(job: Job) -> None:
+    """One of six labels has the e-mail address of its annotator: more than 2 %, so the run stops."""
+    queue = open_queue(job)
+    names = ["ann@example.org", *["ann"] * 5]
+    labels = [
+        Label(item.id, name, 0, "choice", [0, 1], 1.0) for item, name in zip(queue.items, names, strict=True)
+    ]
+    append_durably(queue.folder / "labels.jsonl", labels)
+    with pytest.raises(GateError, match="pseudonym"):
+        ask(job)
+    assert not (job.work.product / "groups.parquet").exists()
 
 
 def test_after_the_deadline_a_round_goes_on_with_fewer_labels_but_not_with_none(job: Job) -> None:
