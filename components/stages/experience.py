@@ -39,9 +39,8 @@ def rollout(job: Job) -> dict[str, Any]:
     each = options["rollout"].get("responses_per_prompt")
     progress.expect("answers", each and each * len(mine))
     began = time.monotonic()
-    groups = rounds.sample(mine, built, options, context)
+    groups = rounds.sample_to(job.work.product / "groups.parquet", mine, built, options, context)
     seconds = time.monotonic() - began  # includes loading the model
-    write_groups(job.work.product / "groups.parquet", groups)
     rounds.save_memories(built.memories, job.work.product)
     tokens = sum(sum(t.mask) for g in groups for t in g.trajectories)
     return sampling_summary(groups, tokens, seconds)

@@ -5,11 +5,12 @@ its own; in on-policy steps `one_round` calls them in memory. A piece cannot tel
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+from ratchet.components.data.groups import read_groups, write_groups
 from ratchet.components.protocols import Memory
 from ratchet.components.storage.state import load_state, save_state
 from ratchet.components.training import ranks
@@ -39,6 +40,8 @@ PARTS = {
     "prepare": "annotate",
 }
 """Keys of an online section with the pieces of a round -> their slots."""
+SAMPLED = 2**24
+"""Tokens of answers that a round samples at a time; as Python numbers they take about 1 GB."""
 MEMORIES = "memories"
 """Folder of a stage's product with the state of its pieces."""
 
@@ -105,6 +108,23 @@ def sample(
     """
     (rollout,) = built["rollout"]
     return check_rollout(ranks.spread(prompts, lambda mine: rollout.call(mine, ctx)), options)
+
+
+def sample_to(
+    path: Path, prompts: Sequence[Prompt], built: Pieces, options: Mapping[str, Any], ctx: Context
+) -> Sequence[Group]:
+    """As `sample`, written to a file of groups: at most `SAMPLED` tokens are sampled and held at a time."""
+    (rollout,) = built["rollout"]
+    spec = options["rollout"]
+    each = max(1, spec.get("responses_per_prompt", 1) * spec.get("max_tokens", 1))
+    size = max(1, SAMPLED // each)
+
+    def answers() -> Iterator[Group]:
+        for first in range(0, len(prompts), size):
+            yield from rollout.call(prompts[first : first + size], ctx)
+
+    write_groups(path, answers())
+    return check_rollout(read_groups(path), options)
 
 
 def learn_prompts(groups: Sequence[Group], built: Pieces) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
+from ratchet.components.data.step_values import packed
 from ratchet.components.errors import ContractError
 from ratchet.components.piece import piece
 from ratchet.components.pieces.advantages.read import rewards_of
@@ -54,8 +56,8 @@ def gae(
                 step_rewards(group, reward), group.columns["values.old"], group.trajectories, strict=True
             )
         ]
-        advantages.append([a for a, _ in rows])
-        returns.append([r for _, r in rows])
+        advantages.append([packed(a) for a, _ in rows])
+        returns.append([packed(r) for _, r in rows])
     if whiten:
         advantages = standardised(groups, advantages)
     return {"advantages": advantages, "returns": returns}
@@ -83,20 +85,24 @@ def step_rewards(group: Group, reward: str | Sequence[str]) -> list[list[float]]
     return rows
 
 
-def standardised(groups: Sequence[Group], rows: list[list[list[float]]]) -> list[list[list[float]]]:
-    """Lists (T) with mean 0 and deviation 1 over the masked-in steps of all groups; 0 elsewhere."""
-    pairs = [
-        (t.mask, row)
-        for group, many in zip(groups, rows, strict=True)
-        for t, row in zip(group.trajectories, many, strict=True)
-    ]
-    every = [a for mask, row in pairs for a, chosen in zip(row, mask, strict=True) if chosen]
-    if len(every) < 2:
+Rows = list[list[Sequence[float]]]
+"""A row (T) of each trajectory of each group, in arrays: a round of published size fits in memory."""
+
+
+def standardised(groups: Sequence[Group], rows: Rows) -> Rows:
+    """Rows (T) with mean 0 and deviation 1 over the masked-in steps of all groups; 0 elsewhere."""
+
+    def chosen_steps() -> Iterator[float]:
+        for group, many in zip(groups, rows, strict=True):
+            for trajectory, row in zip(group.trajectories, many, strict=True):
+                yield from (a for a, chosen in zip(row, trajectory.mask, strict=True) if chosen)
+
+    if len(list(islice(chosen_steps(), 2))) < 2:
         return rows
-    mean, deviation = statistics.fmean(every), statistics.stdev(every) + 1e-8
+    mean, deviation = statistics.fmean(chosen_steps()), statistics.stdev(chosen_steps()) + 1e-8
     return [
         [
-            [(a - mean) / deviation if chosen else 0.0 for a, chosen in zip(row, t.mask, strict=True)]
+            packed([(a - mean) / deviation if chosen else 0.0 for a, chosen in zip(row, t.mask, strict=True)])
             for t, row in zip(group.trajectories, many, strict=True)
         ]
         for group, many in zip(groups, rows, strict=True)

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoModelForSequenceClassification
 
 from ratchet.components.data.groups import read_groups, write_groups
-from ratchet.components.errors import ContractError
+from ratchet.components.errors import ContractError, DataError
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.models import products
 from ratchet.components.models.load import load_tokenizer, new_reward, save_model
@@ -20,8 +20,9 @@ from ratchet.components.stages import shards
 from ratchet.components.stages.experience import context_of, select
 from ratchet.components.stages.job import Job, run_job
 from ratchet.components.storage.store import Workspace
+from ratchet.components.training import rounds
 from ratchet.components.training.round_metrics import round_metrics
-from ratchet.components.types import Artifact, Group, Prompt, Trajectory
+from ratchet.components.types import Artifact, Context, Group, Prompt, Trajectory
 from ratchet.tasks.pipeline import Pipeline
 
 
@@ -141,3 +142,28 @@ def test_memory_is_that_of_this_machine_and_processor_time_that_of_all(tmp_path:
 
     spent = run_job(stage, request)["spent"]
     assert 12 <= spent["cpu_seconds"] < 20 and 1000 < spent["peak_gb"] < 1100
+
+
+def test_a_large_rollout_is_sampled_in_blocks_with_the_same_answers(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven prompts of four answers of eight tokens, at most 64 tokens at a time: four calls, not one."""
+    prompts = [Prompt(f"p{i}", ({"role": "user", "content": f"hi {i}"},)) for i in range(7)]
+    spec = {"name": "sample", "responses_per_prompt": 4, "max_tokens": 8}
+    options = {"rollout": spec, "prompts": {"name": "uniform"}, "prompts_per_round": 7}
+    engine, calls = TorchEngine(tiny_model, threads=1), []
+    monkeypatch.setattr(
+        engine, "generate", lambda requests, g=engine.generate: calls.append(1) or g(requests)
+    )
+    built, context = rounds.Pieces(options), Context(seed=0, round=1, models={"policy": engine})
+    whole = rounds.sample_to(tmp_path / "whole.parquet", prompts, built, options, context)
+    assert len(calls) == 1 and whole == rounds.sample(prompts, built, options, context)
+    calls.clear()
+    monkeypatch.setattr(rounds, "SAMPLED", 64)
+    blocks = rounds.sample_to(tmp_path / "blocks.parquet", prompts, built, options, context)
+    assert len(calls) == 4
+    for a, b in zip(whole, blocks, strict=True):
+        assert [t.inputs for t in a.trajectories] == [t.inputs for t in b.trajectories]
+    with pytest.raises(DataError, match="7 of 8 prompts"):
+        short = {**options, "prompts_per_round": 8}
+        rounds.sample_to(tmp_path / "short.parquet", prompts, built, short, context)

@@ -1,7 +1,9 @@
 """GAE on columns: placement of rewards, environment tokens between turns, whitening."""
 
+import numpy as np
 import pytest
 
+from ratchet.components.data.step_values import StepValues
 from ratchet.components.errors import ContractError
 from ratchet.components.piece import build
 from ratchet.components.types import Context, Group, Prompt, Trajectory
@@ -43,3 +45,12 @@ def test_per_token_rewards_are_used_and_whitening_keeps_the_returns():
     assert sum(a * a for a in every) / 3 == pytest.approx(1, abs=1e-6)
     with pytest.raises(ContractError, match="3 values"):
         gae(one.with_columns(shaped=[[1.0] * 3, [1.0] * 3]), reward="shaped")
+
+
+def test_advantages_and_returns_of_a_large_round_are_arrays():
+    """8 bytes a step rather than the 32 of a list of floats."""
+    steps = 1000
+    one = group([1.0] * 4, [[True] * steps] * 4, [[i / 7 for i in range(steps)]] * 4)
+    for rows in gae(one).values():
+        for row in rows[0]:
+            assert isinstance(row, StepValues) and np.asarray(row).nbytes <= 8 * steps
