@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from array import array
+from collections.abc import Sequence
 
 from ratchet.components.data.step_values import packed
 from ratchet.components.errors import ContractError
@@ -20,6 +20,7 @@ def recursion(
     """Advantages and returns (T), 0 outside the loss mask. Steps between masked-in steps (tool outputs, other
     speakers) neither discount nor bootstrap. The value after the last masked-in step is 0.
     """
+    rewards, values, mask = list(rewards), list(values), list(mask)  # arrays are slow step by step
     advantages, returns = [0.0] * len(mask), [0.0] * len(mask)
     running, following = 0.0, 0.0
     for t in reversed(range(len(mask))):
@@ -92,14 +93,13 @@ Rows = list[list[Sequence[float]]]
 def standardised(groups: Sequence[Group], rows: Rows) -> Rows:
     """Rows (T) with mean 0 and deviation 1 over the masked-in steps of all groups; 0 elsewhere."""
 
-    def chosen_steps() -> Iterator[float]:
-        for group, many in zip(groups, rows, strict=True):
-            for trajectory, row in zip(group.trajectories, many, strict=True):
-                yield from (a for a, chosen in zip(row, trajectory.mask, strict=True) if chosen)
-
-    if len(list(islice(chosen_steps(), 2))) < 2:
+    every = array("d")
+    for group, many in zip(groups, rows, strict=True):
+        for trajectory, row in zip(group.trajectories, many, strict=True):
+            every.extend(a for a, chosen in zip(row, trajectory.mask, strict=True) if chosen)
+    if len(every) < 2:
         return rows
-    mean, deviation = statistics.fmean(chosen_steps()), statistics.stdev(chosen_steps()) + 1e-8
+    mean, deviation = statistics.fmean(every), statistics.stdev(every) + 1e-8
     return [
         [
             packed([(a - mean) / deviation if chosen else 0.0 for a, chosen in zip(row, t.mask, strict=True)])
