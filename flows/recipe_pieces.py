@@ -76,7 +76,7 @@ def options_of(recipe: Recipe) -> dict[str, tuple[list[tuple[str, Any, Any]], st
     paper.
     """
     used = dict[str, tuple[list[tuple[str, Any, Any]], str]]()
-    for name, described, spec in _described(plain(recipe)):
+    for name, described, spec in pieces_in(plain(recipe)):
         options = [
             (key, spec[key], spec[key] if option.required else option.default)
             for key, option in described.options.items()
@@ -90,12 +90,12 @@ def options_of(recipe: Recipe) -> dict[str, tuple[list[tuple[str, Any, Any]], st
 def _used(value: Any) -> dict[str, Description]:
     """The pieces of a recipe by name, in its order; of two with one name the first."""
     used = dict[str, Description]()
-    for name, described, _ in _described(value):
+    for name, described, _ in pieces_in(value):
         used.setdefault(name, described)
     return used
 
 
-def _described(value: Any) -> Iterator[tuple[str, Description, Mapping[str, Any]]]:
+def pieces_in(value: Any) -> Iterator[tuple[str, Description, Mapping[str, Any]]]:
     """Name, declarations and options of each piece of a recipe. A name of several slots (`uniform`, `kl`) is
     of the slot that the enclosing keys name.
     """
