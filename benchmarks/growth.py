@@ -129,7 +129,7 @@ def fresh(size: str, folder: Path) -> Path:
             bos_token_id=None,
         )
     )
-    save_model(model, tokenizer, folder)
+    save_model(model, tokenizer, folder)  # pyright: ignore[reportArgumentType]
     return folder
 
 

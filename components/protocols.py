@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
+    from ratchet.components.text.contract import Contract
+    from ratchet.components.text.tokenizer import Tokenizer
+
 
 @runtime_checkable
 class Memory(Protocol):
@@ -68,7 +71,10 @@ class Rollout(Protocol):
 class Engine(Protocol):
     """Inference engine: generates, and scores given tokens."""
 
-    weights: str  # digest of the loaded weights
+    @property
+    def weights(self) -> str:
+        """Digest of the loaded weights."""
+        ...
 
     def generate(self, requests: Sequence[Request]) -> list[list[Sample]]:
         """One list of `count` samples per request, in order."""
@@ -108,8 +114,25 @@ class Engine(Protocol):
         """
         ...
 
-    def load(self, weights: Path) -> None:
+    def load(self, path: Path) -> None:
         """Load the weights of a model directory."""
+        ...
+
+
+class ModelEngine(Engine, Protocol):
+    """Inference engine that gives access to its model, as the built-in one does: pieces may read its states
+    and weights.
+    """
+
+    @property
+    def model(self) -> Module: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def contract(self) -> Contract:
+        """What another model must share to score this one's tokens."""
         ...
 
 
@@ -232,6 +255,7 @@ __all__ = [
     "Environment",
     "Learner",
     "Memory",
+    "ModelEngine",
     "Objective",
     "Prompts",
     "Rollout",

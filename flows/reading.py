@@ -244,7 +244,10 @@ class Run:
         from ratchet.components.models.load import load_policy, load_tokenizer
 
         place = self._model(name)
-        return cast("PreTrainedModel", load_policy(place, attention="sdpa")), load_tokenizer(place)
+        return (
+            cast("PreTrainedModel", load_policy(place, attention="sdpa")),
+            cast("PreTrainedTokenizerBase", load_tokenizer(place)),
+        )
 
     def reward_model(self, name: str = "reward") -> RewardModel:
         """The reward model that the stage `name` trained. Raises `RecipeError` for a stage that made none."""

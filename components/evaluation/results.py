@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ratchet.components.errors import DataError
 from ratchet.components.evaluation.bootstrap import Interval, difference, mean_interval
@@ -24,6 +24,9 @@ from ratchet.components.evaluation.report_format import is_rate
 from ratchet.components.evaluation.win_rate import compare
 from ratchet.components.recipes.arms import contrasts, final_arm, key_of, title_of
 from ratchet.components.types import Group
+
+if TYPE_CHECKING:
+    from ratchet.components.protocols import Engine
 
 Ragged = list[list[float]]
 
@@ -195,7 +198,7 @@ def has_logprobs(groups: Sequence[Group]) -> bool:
     return all(g.trajectories[0].logprobs is not None for g in groups)
 
 
-def kl_to(reference: Any, groups: Sequence[Group]) -> float:
+def kl_to(reference: Engine, groups: Sequence[Group]) -> float:
     """Monte Carlo KL(policy that sampled `groups` ‖ `reference`) in nats per sequence, on the first answer to
     each prompt.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ratchet.components.errors import DataError
 from ratchet.components.evaluation.answers import answer_rates
@@ -17,6 +17,9 @@ from ratchet.components.evaluation.results import Scored
 from ratchet.components.piece import build
 from ratchet.components.recipes.arms import label_of
 from ratchet.components.types import Columns, Context, Group
+
+if TYPE_CHECKING:
+    from ratchet.components.protocols import Engine
 
 logger = logging.getLogger(__name__)
 Ragged = list[list[float]]
@@ -38,7 +41,7 @@ def describe_answers(groups: Sequence[Group], encoder: Encoder | None) -> dict[s
     return found
 
 
-def human_logprobs(engine: Any, held_out: Sequence[Group]) -> tuple[Ragged, list[list[bool]]]:
+def human_logprobs(engine: Engine, held_out: Sequence[Group]) -> tuple[Ragged, list[list[bool]]]:
     """Log-probs and loss masks of human replies to the held-out prompts, for the perplexity (alignment
     tax).
     """

@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ratchet.components.types import OK, Context, Group, Request, Sample, Trajectory
+
+if TYPE_CHECKING:
+    from ratchet.components.protocols import Engine
 
 
 def trajectory(request: Request, answer: Sample, text: str, weights: str, meta: dict) -> Trajectory:
@@ -25,7 +28,7 @@ def trajectory(request: Request, answer: Sample, text: str, weights: str, meta: 
     )
 
 
-def encoded_anew(engine: Any, group: Group) -> Group:
+def encoded_anew(engine: Engine, group: Group) -> Group:
     """The texts of the group's answers, tokenised by `engine` after the group's prompt, without log-probs. An
     answer cut at its token limit gets no end-of-turn token, since none was sampled.
     """

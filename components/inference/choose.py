@@ -14,15 +14,20 @@ from ratchet.components.text.codec import Codec
 from ratchet.components.types import Group, Request, Sample
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     from ratchet.components.inference.torch import TorchEngine
     from ratchet.components.inference.vllm import Backend, VllmEngine
+    from ratchet.components.protocols import ModelEngine
+    from ratchet.components.text.contract import Contract
+    from ratchet.components.text.tokenizer import Tokenizer
 
 Kind = Literal["policy", "policy_with_value", "reward"]
 SAMPLE = ("demonstrate", "rollout", "improve", "answers")
 """Kinds of stages that generate. The others run without vLLM."""
 
 
-def engine_of(profile: Mapping[str, Any], path: Path, kind: Kind = "policy") -> Any:
+def engine_of(profile: Mapping[str, Any], path: Path, kind: Kind = "policy") -> ModelEngine:
     """The inference engine for a model directory under a profile.
 
     With `engine: vllm`, vLLM generates and the torch engine scores. Scores enter losses and must match the
@@ -37,7 +42,7 @@ def engine_of(profile: Mapping[str, Any], path: Path, kind: Kind = "policy") -> 
             )
         from ratchet.components.inference.arrays import ArrayEngine
 
-        return ArrayEngine(path, kind=kind, threads=profile["threads"])
+        return ArrayEngine(path, kind=kind, threads=profile["threads"])  # pyright: ignore[reportReturnType]
     if profile["engine"] == "torch" or kind == "reward":
         return _torch(profile, path, kind)
     return SplitEngine(profile, path, kind)
@@ -45,7 +50,7 @@ def engine_of(profile: Mapping[str, Any], path: Path, kind: Kind = "policy") -> 
 
 def live_engine(
     profile: Mapping[str, Any], learner: Any, folder: Path, kind: Kind
-) -> tuple[Any, Callable[[], None]]:
+) -> tuple[ModelEngine, Callable[[], None]]:
     """An engine with a learner's weights, and a function that follows them after an update. The built-in
     engine, and that of models of arrays, share the weights of a learner in this process, in float32; others
     reload a model directory in `folder`.
@@ -58,7 +63,7 @@ def live_engine(
     exact = str(inference_dtype(profile["precision"])) == "torch.float32"
     if hasattr(learner, "merged") and is_family(learner.model):
         engine = ArrayEngine.following(learner)
-        return engine, functools.partial(engine.follow, learner)
+        return engine, functools.partial(engine.follow, learner)  # pyright: ignore[reportReturnType]
     if profile["engine"] == "torch" and exact and hasattr(learner, "merged"):
         engine = TorchEngine.following(
             learner, rows=profile["max_num_seqs"], tokens=profile["tokens_per_microbatch"]
@@ -137,16 +142,16 @@ class SplitEngine(Codec):
         return self.sampler.weights
 
     @property
-    def contract(self) -> Any:
+    def contract(self) -> Contract:
         return self.sampler.contract
 
     @property
-    def model(self) -> Any:
+    def model(self) -> Module:
         """The torch model, read by reference updates."""
         return self.scorer.model
 
     @property
-    def tokenizer(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def tokenizer(self) -> Tokenizer:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.sampler.tokenizer
 
     def generate(self, requests: Sequence[Request]) -> list[list[Sample]]:

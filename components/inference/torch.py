@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import torch
 
@@ -22,6 +22,9 @@ from ratchet.components.text.codec import Codec
 from ratchet.components.text.contract import contract
 from ratchet.components.training.packing import pack, row_lengths
 from ratchet.components.types import Batch, Group, Request, Sample
+
+if TYPE_CHECKING:
+    from ratchet.components.text.tokenizer import Tokenizer
 
 SCORE_TOKENS = 2048
 """Default micro-batch size of scoring, in tokens."""
@@ -81,7 +84,7 @@ class TorchEngine(Codec):
         self._read_by(learner.tokenizer)
         self.weights = tensors_digest(self.model)
 
-    def _read_by(self, tokenizer: Any) -> None:
+    def _read_by(self, tokenizer: Tokenizer) -> None:
         """`ContractError` if the tokenizer cannot be used with the model."""
         self.tokenizer = tokenizer
         self.contract = contract(

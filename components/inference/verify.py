@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from ratchet.components.models.forward import model_outputs
 from ratchet.components.models.load import load_from, load_tokenizer, trusted
 from ratchet.components.training.packing import pack
 from ratchet.components.types import Group, Prompt, Request, Sample, Trajectory
+
+if TYPE_CHECKING:
+    from ratchet.components.text.tokenizer import Tokenizer
 
 TESTED = frozenset(
     [
@@ -100,7 +103,7 @@ def require_verified(path: Path) -> bool:
     return True
 
 
-def logprob_difference(model: Any, tokenizer: Any) -> float:
+def logprob_difference(model: Any, tokenizer: Tokenizer | None) -> float:
     """Largest difference in nats between log-probs of sampled answers by transformers' own forward pass of a
     causal language model, and by the packed forward pass or decoding (without a tokenizer not decoding).
     Prompts share a prefix, and answers a prompt. The model's attention implementation is changed to

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from ratchet.components.errors import ContractError
 from ratchet.components.inference.decoding import check_requests
@@ -30,6 +30,9 @@ from ratchet.components.text.chat import ends_with
 from ratchet.components.text.codec import Codec
 from ratchet.components.text.contract import contract_of
 from ratchet.components.types import Group, Request, Sample
+
+if TYPE_CHECKING:
+    from vllm import LLMEngine
 
 INSTALL = (
     "set `vllm.python` (a separate environment with vLLM, see docs/vllm.md) or `vllm.server` in the "
@@ -224,7 +227,7 @@ class InProcess:
         self.loaded = self.weights
 
 
-def _end(engine: Any) -> None:
+def _end(engine: LLMEngine) -> None:
     from vllm.distributed import cleanup_dist_env_and_memory
 
     engine.engine_core.shutdown()

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from ratchet.components.errors import ContractError, SourceError
 from ratchet.components.models.layers import backbone
 from ratchet.components.recipes.families import MODELS
+
+if TYPE_CHECKING:
+    from ratchet.components.text.tokenizer import Tokenizer
 
 ENCODED = 64
 """Images that the vision encoder reads at once when no gradient is needed."""
@@ -45,14 +48,14 @@ def load_image_processor(path: Path) -> Any:
         ) from error
 
 
-def mark_tokenizer(tokenizer: Any, path: Path) -> Any:
+def mark_tokenizer(tokenizer: Tokenizer, path: Path) -> Tokenizer:
     """The tokenizer of a vision-language model with the attribute `image_text`: its image token once for
     every place of an image. Any other tokenizer unchanged.
     """
     if takes_images(path):
         config = _config(path)
         number = config.get("image_token_index", config.get("image_token_id"))
-        tokenizer.image_text = tokenizer.convert_ids_to_tokens(number) * config.get("image_seq_length", 576)
+        tokenizer.image_text = tokenizer.convert_ids_to_tokens(number) * config.get("image_seq_length", 576)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
     return tokenizer
 
 

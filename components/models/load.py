@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -34,6 +34,11 @@ from ratchet.components.models.reward import (
 from ratchet.components.models.value import PolicyWithValue, load_value_head, save_value_head
 from ratchet.components.recipes.families import family_of
 from ratchet.components.text.no_tokenizer import NoTokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from ratchet.components.text.tokenizer import Tokenizer
 
 REMOTE_CODE = "remote_code.txt"
 """Marker file in model directories whose own Python code may run: written on download if
@@ -70,7 +75,7 @@ def _runs_remote_code(loaded: Any) -> bool:
     return type(loaded).__module__.startswith("transformers_modules.")
 
 
-def load_tokenizer(path: Path) -> Any:
+def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a model directory, or a `NoTokenizer` for a family without tokens. `SourceError` if
     there is none.
     """
@@ -78,7 +83,7 @@ def load_tokenizer(path: Path) -> Any:
 
     path = Path(path)
     if family := family_of(path):
-        return NoTokenizer(path, family["name"])
+        return NoTokenizer(path, family["name"])  # pyright: ignore[reportReturnType]
     if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise SourceError(f"{path}: holds no tokenizer (tokenizer.json expected); save it beside the weights")
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trusted(path))
@@ -198,7 +203,7 @@ def _deepspeed_left_out() -> Iterator[None]:
         other.is_deepspeed_available = there
 
 
-def save_model(model: nn.Module, tokenizer: Any, path: Path) -> None:
+def save_model(model: nn.Module, tokenizer: Tokenizer, path: Path) -> None:
     """Save a Hugging Face directory. Files are replaced atomically, so processes that memory-map the old
     weights keep reading them.
     """
@@ -239,7 +244,7 @@ def hidden_size(model: nn.Module) -> int:
     return model.config.get_text_config().hidden_size  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
 
 
-def _attention_of(config: Any) -> dict[str, str]:
+def _attention_of(config: PreTrainedConfig) -> dict[str, str | None]:
     """The attention implementation of a model and of each part with a config of its own, as the config takes
     it.
     """

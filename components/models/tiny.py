@@ -115,7 +115,7 @@ def train_tiny(
         optimiser.step()
         schedule.step()
         optimiser.zero_grad(set_to_none=True)
-    save_model(model.eval(), tokenizer, out)
+    save_model(model.eval(), tokenizer, out)  # pyright: ignore[reportArgumentType]
     return {"loss": float(loss.detach()), "parameters": float(sum(p.numel() for p in model.parameters()))}
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ratchet.components.stages.shards import sharded_engine
+
+if TYPE_CHECKING:
+    from ratchet.components.protocols import Engine
 
 
 class SingleModelEngine:
@@ -15,7 +18,7 @@ class SingleModelEngine:
     def __init__(self, profile: Mapping[str, Any]) -> None:
         self._profile, self._engine, self._path = profile, None, Path()
 
-    def loaded(self, path: Path) -> Any:
+    def loaded(self, path: Path) -> Engine:
         """The engine, with the weights of this directory. Every call returns the same object, so earlier
         references have the new weights too.
         """

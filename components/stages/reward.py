@@ -8,7 +8,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -37,6 +37,9 @@ from ratchet.components.training.packing import pack
 from ratchet.components.training.reward_columns import reward_columns
 from ratchet.components.training.steps import steps_planned
 from ratchet.components.types import Context, Group, Prompt, Trajectory
+
+if TYPE_CHECKING:
+    from ratchet.components.text.tokenizer import Tokenizer
 
 PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)
 RESCORED = 8
@@ -133,7 +136,9 @@ def verified_answers(job: Job) -> tuple[Sequence[Group], str]:
     return ([] if max((len(g.trajectories) for g in groups), default=0) < 2 else groups), truth
 
 
-def begin(job: Job, pairs: Sequence[Group], tokenizer: Any, seed: int) -> tuple[Path, dict[str, Any] | None]:
+def begin(
+    job: Job, pairs: Sequence[Group], tokenizer: Tokenizer, seed: int
+) -> tuple[Path, dict[str, Any] | None]:
     """The initial reward model, saved atomically, and the results of the linear probe."""
     start, options = job.work.progress / "start", job.options
     found = start / "linear_probe.json"

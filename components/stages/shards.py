@@ -20,7 +20,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from ratchet.components.inference.choose import Kind, engine_of
 from ratchet.components.recipes.families import family_of
@@ -30,6 +30,10 @@ from ratchet.components.text.chat import encode, encode_whole
 from ratchet.components.text.codec import Codec
 from ratchet.components.training.packing import pack
 from ratchet.components.types import Group, Request, Sample
+
+if TYPE_CHECKING:
+    from ratchet.components.protocols import Engine, ModelEngine
+    from ratchet.components.text.tokenizer import Tokenizer
 
 STAGES = ("demonstrate", "rollout", "annotate", "select", "prepare_offline", "answers", "evaluate")
 """Kinds of stages whose calls are split."""
@@ -63,7 +67,7 @@ def sharding(does: str, folder: Path) -> Iterator[Shards | None]:
         _shards = None
 
 
-def sharded_engine(profile: Mapping[str, Any], path: Path, kind: Kind = "policy") -> Any:
+def sharded_engine(profile: Mapping[str, Any], path: Path, kind: Kind = "policy") -> Engine:
     """As `engine_of`, over all engine processes of the stage; a small model of arrays is in this process."""
     here = _shards is None or family_of(path)
     return (
@@ -84,7 +88,7 @@ class ShardedEngine(Codec):
     def __init__(self, shards: Shards, profile: Mapping[str, Any], path: Path, kind: Kind) -> None:
         self.kind: Kind = kind
         self.shards, self.profile = shards, profile
-        self._local: Any = None
+        self._local: ModelEngine | None = None
         shards.models += 1
         self.number = shards.models
         self.load(path)
@@ -94,21 +98,21 @@ class ShardedEngine(Codec):
         from ratchet.components.inference.torch import weights_digest
 
         self.path, self.weights = Path(path), weights_digest(Path(path))
-        self._tokenizer: Any = None
+        self._tokenizer: Tokenizer | None = None
         if self._local is not None:
             self._local.load(path)
         elif not self.shards.engines:
             _ = self.local
 
     @property
-    def local(self) -> Any:
+    def local(self) -> ModelEngine:
         """The engine in this process."""
         if self._local is None:
             self._local = engine_of(self.profile, self.path, self.kind)
         return self._local
 
     @property
-    def tokenizer(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def tokenizer(self) -> Tokenizer:  # pyright: ignore[reportIncompatibleVariableOverride]
         if self._local is not None:
             return self._local.tokenizer
         if self._tokenizer is None:
@@ -196,7 +200,7 @@ def serve(
     """Main loop of an engine process: receives a model and a slice, sends the result, until the stage ends.
     A model stays loaded; if its engine was given other weights, these replace them.
     """
-    engines: dict[int, tuple[str, Any]] = {}
+    engines: dict[int, tuple[str, Engine | None]] = {}
     with progress.forward(lambda number: connection.send(("progress", number))):
         while True:
             try:

@@ -13,12 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from ratchet.components.errors import StageError
 from ratchet.components.stages import progress
 from ratchet.components.storage.store import write_atomic
 from ratchet.components.types import Sample
+
+if TYPE_CHECKING:
+    from ratchet.components.protocols import Engine
 
 ATTEMPTS = 2
 """Engine processes that may die with the same slice before the stage fails."""
@@ -175,7 +178,7 @@ def split(costs: Sequence[int], number: int) -> list[tuple[int, int]]:
     return ranges
 
 
-def run_slice(engine: Any, one: Slice) -> list[Any]:
+def run_slice(engine: Engine, one: Slice) -> list[Any]:
     """The result of a slice: per request its samples, or per group its outputs."""
     if one.call == "generate":
         return engine.generate(one.items)

@@ -7,7 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ratchet.components.data.groups import read_groups
 from ratchet.components.data.lazy_groups import is_lazy
@@ -26,6 +26,9 @@ from ratchet.components.training.steps import steps_planned
 from ratchet.components.training.torch import TorchLearner
 from ratchet.components.training.trainer import fit
 from ratchet.components.types import Group
+
+if TYPE_CHECKING:
+    from ratchet.components.text.tokenizer import Tokenizer
 
 WARN_LOST = 0.05
 """Warn if more than this share of records is too long."""
@@ -164,7 +167,7 @@ def make_learner(
 
 
 def encoded(
-    job: Job, section: str, tokenizer: Any, part: str = "data", *, source: str = "data"
+    job: Job, section: str, tokenizer: Tokenizer, part: str = "data", *, source: str = "data"
 ) -> tuple[list[Group], dict[str, int], list[str]]:
     """Tokenised groups of the split that a recipe section names as `data` or `validation`, from the input
     `source`, up to the section's limit; counts of records, kept, cut (truncated), dropped (too long) and over
@@ -222,7 +225,7 @@ def encoded(
     )
 
 
-def _percentile(records: Sequence[Group], tokenizer: Any) -> str:
+def _percentile(records: Sequence[Group], tokenizer: Tokenizer) -> str:
     """The 95th percentile of record lengths in tokens, from the first records."""
     longest = sorted(
         max(count_tokens(tokenizer, [*group.prompt.messages, *path.messages]) for path in group.trajectories)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ratchet.components.errors import ContractError
 from ratchet.components.text.images import placed, placed_marks
@@ -18,8 +18,11 @@ from ratchet.components.text.no_tokenizer import NoTokenizer
 from ratchet.components.text.rendering import Piece, render, rendered_pieces, rendered_tokens, with_marks
 from ratchet.components.types import Group, Message, Prompt, Trajectory
 
+if TYPE_CHECKING:
+    from ratchet.components.text.tokenizer import Tokenizer
 
-def encode(tokenizer: Any, prompt: Prompt, trajectory: Trajectory) -> Trajectory:
+
+def encode(tokenizer: Tokenizer, prompt: Prompt, trajectory: Trajectory) -> Trajectory:
     """Tokenise a trajectory: `inputs["tokens"]` (T) and loss mask `mask` (T), True on its assistant content
     and end-of-turn tokens.
 
@@ -37,7 +40,7 @@ def has_steps(trajectory: Trajectory) -> bool:
     return "tokens" in trajectory.inputs or "actions" in trajectory.inputs
 
 
-def encode_whole(tokenizer: Any, prompt: Prompt, trajectory: Trajectory) -> Trajectory:
+def encode_whole(tokenizer: Tokenizer, prompt: Prompt, trajectory: Trajectory) -> Trajectory:
     """As `encode`, but tokenises the template's whole rendering in one piece, text after the last end of turn
     included: identical to `apply_chat_template`, the format that published reward models were trained on.
     """
@@ -55,13 +58,13 @@ def encode_whole(tokenizer: Any, prompt: Prompt, trajectory: Trajectory) -> Traj
     )
 
 
-def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
+def encode_prompt(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
     """Token ids of a prompt with the generation prompt; a prefix of every `encode` of a continuation."""
     pieces = rendered_pieces(tokenizer, placed(tokenizer, prompt), prompt.id, generation=True)
     return [token for piece in pieces for token in piece.tokens]
 
 
-def count_tokens(tokenizer: Any, messages: Sequence[Message]) -> int:
+def count_tokens(tokenizer: Tokenizer, messages: Sequence[Message]) -> int:
     """Number of tokens of `encode_prompt`, without its round-trip check; for filtering thousands of
     records. For a model without tokens, the number of words.
     """
@@ -70,7 +73,7 @@ def count_tokens(tokenizer: Any, messages: Sequence[Message]) -> int:
     return len(rendered_tokens(tokenizer, placed_marks(tokenizer, messages), generation=True))
 
 
-def decode_answer(tokenizer: Any, tokens: Sequence[int]) -> str:
+def decode_answer(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
     """Text of sampled tokens, without special tokens."""
     return tokenizer.decode(list(tokens), skip_special_tokens=True)
 
@@ -87,7 +90,7 @@ CONTEXTS: tuple[tuple[Message, ...], ...] = (
 """Conversations after which `encode_reply` requires equal renderings."""
 
 
-def encode_reply(tokenizer: Any, messages: Sequence[Message], *, ended: bool = True) -> list[int]:
+def encode_reply(tokenizer: Tokenizer, messages: Sequence[Message], *, ended: bool = True) -> list[int]:
     """Token ids from an answer's end-of-turn token (without it; with `ended=False`, from and including it)
     to the place of the next answer, with `messages` in between. Tokens so far + these + the next answer are
     what `encode` gives for the whole conversation, if the answers survive decoding and encoding.
@@ -115,7 +118,7 @@ def encode_reply(tokenizer: Any, messages: Sequence[Message], *, ended: bool = T
     return tokens if ended else [tokenizer.eos_token_id, *tokens]
 
 
-def _suffix(tokenizer: Any, context: Sequence[Message], messages: Sequence[Message]) -> str:
+def _suffix(tokenizer: Tokenizer, context: Sequence[Message], messages: Sequence[Message]) -> str:
     """What the template writes after the end-of-turn token of the last answer of `context`."""
     head = render(tokenizer, context[:-1], generation=True)
     full = render(tokenizer, [*context, *messages], generation=True)
@@ -130,7 +133,7 @@ def _suffix(tokenizer: Any, context: Sequence[Message], messages: Sequence[Messa
     return full[stop + len(tokenizer.eos_token) :]
 
 
-def offsets(tokenizer: Any, tokens: Sequence[int]) -> list[tuple[int, int]]:
+def offsets(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[tuple[int, int]]:
     """First and last character (exclusive) of each token in `decode_answer`. Of the tokens that share a
     character the last one has it; special tokens have none.
     """
@@ -152,7 +155,7 @@ def ends_with(tokens: Sequence[int], strings: Sequence[str], decode: Callable[[S
 
 
 def encode_group(
-    tokenizer: Any, group: Group, max_tokens: int
+    tokenizer: Tokenizer, group: Group, max_tokens: int
 ) -> tuple[Group | None, Literal["kept", "cut", "dropped"]]:
     """Tokenise a group, and report the outcome. A trajectory over `max_tokens` is truncated after its last
     assistant message that fits, if it is the only one of its group. Otherwise, or if none fits, the whole
@@ -180,7 +183,7 @@ def encode_group(
 
 
 def _cut(
-    tokenizer: Any, prompt: Prompt, trajectory: Trajectory, pieces: Sequence[Piece], max_tokens: int
+    tokenizer: Tokenizer, prompt: Prompt, trajectory: Trajectory, pieces: Sequence[Piece], max_tokens: int
 ) -> Trajectory | None:
     length, keep = 0, 0
     for i, piece in enumerate(pieces):
@@ -197,7 +200,9 @@ def _cut(
     return _join(tokenizer, prompt, shorter, pieces[:keep])
 
 
-def _join(tokenizer: Any, prompt: Prompt, trajectory: Trajectory, pieces: Sequence[Piece]) -> Trajectory:
+def _join(
+    tokenizer: Tokenizer, prompt: Prompt, trajectory: Trajectory, pieces: Sequence[Piece]
+) -> Trajectory:
     own = [p.message is not None and p.message >= len(prompt.messages) for p in pieces]
     if not any(own):
         text = "".join(p.text for p in pieces)

@@ -12,11 +12,16 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ratchet.components.errors import ContractError, RatchetError, SourceError
 from ratchet.components.recipes.families import family_of
 from ratchet.components.types import Artifact
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from ratchet.components.text.tokenizer import Tokenizer
 
 MEET = ("policy", "reference", "initial", "previous")
 """Stage inputs that generate tokens or score tokens of another model."""
@@ -58,7 +63,9 @@ class Contract:
             )
 
 
-def contract(tokenizer: Any, config: Any, dtype: str = "float32", *, generates: bool = True) -> Contract:
+def contract(
+    tokenizer: Tokenizer, config: PreTrainedConfig, dtype: str = "float32", *, generates: bool = True
+) -> Contract:
     """The contract of a tokenizer and model config with weights of precision `dtype`. `ContractError` if the
     model cannot be trained; with `generates=False` (a reward model), if it cannot score, where padding and
     end of turn do not matter.

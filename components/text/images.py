@@ -8,10 +8,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ratchet.components.errors import ContractError
 from ratchet.components.types import Message, Prompt
+
+if TYPE_CHECKING:
+    from ratchet.components.text.tokenizer import Tokenizer
 
 MARK = re.compile(r"<image:([0-9a-f]{16})>")
 PLACE = chr(0xFDD1)
@@ -46,7 +49,7 @@ def showing(name: str, images: Sequence[str]) -> Prompt:
     )
 
 
-def placed(tokenizer: Any, prompt: Prompt) -> Sequence[Message]:
+def placed(tokenizer: Tokenizer, prompt: Prompt) -> Sequence[Message]:
     """The prompt's messages with `PLACE` for every image. `ContractError` if the tokenizer's model takes
     text only, or if a mark has no image.
     """
@@ -64,7 +67,7 @@ def placed(tokenizer: Any, prompt: Prompt) -> Sequence[Message]:
     return messages
 
 
-def placed_marks(tokenizer: Any, messages: Sequence[Message]) -> Sequence[Message]:
+def placed_marks(tokenizer: Tokenizer, messages: Sequence[Message]) -> Sequence[Message]:
     """The messages with `PLACE` for every mark, for a model that takes images, so that their tokens can be
     counted without the images.
     """
@@ -73,7 +76,7 @@ def placed_marks(tokenizer: Any, messages: Sequence[Message]) -> Sequence[Messag
     return [{"role": m["role"], "content": MARK.sub(PLACE, m["content"])} for m in messages]
 
 
-def image_text(tokenizer: Any) -> str | None:
+def image_text(tokenizer: Tokenizer) -> str | None:
     """What the model's tokenizer reads as one image: its image token, once for every place. None if the
     model takes text only.
     """

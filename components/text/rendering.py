@@ -6,11 +6,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ratchet.components.errors import ContractError
 from ratchet.components.text.images import PLACE, image_text
 from ratchet.components.types import Message
+
+if TYPE_CHECKING:
+    from ratchet.components.text.tokenizer import Tokenizer
 
 MARK = chr(0xFDD0)
 """A character that Unicode keeps out of texts."""
@@ -26,7 +29,7 @@ class Piece:
 
 
 def rendered_pieces(
-    tokenizer: Any, messages: Sequence[Message], name: str, *, generation: bool = False
+    tokenizer: Tokenizer, messages: Sequence[Message], name: str, *, generation: bool = False
 ) -> list[Piece]:
     """The rendering split before each assistant content and after its end-of-turn token. `ContractError` if
     the template cannot be split this way, or if the tokens do not decode to the rendering.
@@ -64,7 +67,9 @@ def rendered_pieces(
     return pieces
 
 
-def _answers(tokenizer: Any, messages: Sequence[Message], full: str, name: str) -> list[tuple[int, int, int]]:
+def _answers(
+    tokenizer: Tokenizer, messages: Sequence[Message], full: str, name: str
+) -> list[tuple[int, int, int]]:
     """(start, end, index) of each assistant content with its end-of-turn token in the rendering `full`."""
     eos = tokenizer.eos_token
     cuts: list[tuple[int, int, int]] = []
@@ -91,14 +96,14 @@ def _answers(tokenizer: Any, messages: Sequence[Message], full: str, name: str) 
     return cuts
 
 
-def rendered_tokens(tokenizer: Any, messages: Sequence[Message], *, generation: bool) -> list[int]:
+def rendered_tokens(tokenizer: Tokenizer, messages: Sequence[Message], *, generation: bool) -> list[int]:
     """Token ids of the whole rendering."""
     messages, mark = with_marks(tokenizer, messages)
     parts = render(tokenizer, messages, generation=generation).split(mark)
     return [t for tokens in tokenizer(parts, add_special_tokens=False)["input_ids"] for t in tokens]
 
 
-def with_marks(tokenizer: Any, messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
+def with_marks(tokenizer: Tokenizer, messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
     """The messages with a mark within every special token that their texts spell, and the mark, which no text
     contains. A rendering that is tokenised in parts, split at the marks, has the special tokens of the
     template alone.
@@ -116,7 +121,7 @@ def with_marks(tokenizer: Any, messages: Sequence[Message]) -> tuple[Sequence[Me
 
 
 @lru_cache(maxsize=8)
-def _special(tokenizer: Any) -> re.Pattern[str] | None:
+def _special(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     """Pattern of the first character of each special token of a tokenizer; None if it has none."""
     added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
     tokens = {token for token in (*tokenizer.all_special_tokens, *added) if len(token) > 1}
@@ -127,7 +132,7 @@ def _special(tokenizer: Any) -> re.Pattern[str] | None:
     )
 
 
-def render(tokenizer: Any, messages: Sequence[Message], *, generation: bool = False) -> str:
+def render(tokenizer: Tokenizer, messages: Sequence[Message], *, generation: bool = False) -> str:
     """The text of `messages`, with the model's image tokens in every `PLACE`. `ContractError` if the template
     refuses them, as some do a system message.
     """

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
-from typing import Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from ratchet.components.data.lazy_groups import annotated_in_parts, each, is_lazy, listed, taken
 from ratchet.components.errors import DataError
@@ -16,6 +16,10 @@ from ratchet.components.protocols import Memory
 from ratchet.components.text.chat import encode
 from ratchet.components.training import ranks
 from ratchet.components.types import OK, Columns, Context, Group
+
+if TYPE_CHECKING:
+    from ratchet.components.protocols import Engine
+    from ratchet.components.text.tokenizer import Tokenizer
 
 
 class Named(NamedTuple):
@@ -186,7 +190,7 @@ def tokens_of(group: Group) -> int:
 
 
 def score_shared(
-    model: Any, groups: Sequence[Group], outputs: frozenset[str]
+    model: Engine, groups: Sequence[Group], outputs: frozenset[str]
 ) -> list[Mapping[str, list[Any]]]:
     """`Engine.score` with each group on one of the ranks. Collective."""
     if in_lockstep(model):
@@ -241,7 +245,7 @@ def select_groups(
     return chosen, dict(counts)
 
 
-def tokenised(groups: Sequence[Group], tokenizer: Any) -> Sequence[Group]:
+def tokenised(groups: Sequence[Group], tokenizer: Tokenizer) -> Sequence[Group]:
     """Groups with the tokens of the answers that a selector wrote as text; sampled tokens are unchanged."""
     return each(groups, lambda _, g: g.replace([encode(tokenizer, g.prompt, t) for t in g.trajectories]))
 

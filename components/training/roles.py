@@ -17,7 +17,8 @@ from ratchet.components.training.rounds import Pieces, prepare, select, update
 from ratchet.components.types import Context, Group
 
 if TYPE_CHECKING:
-    from ratchet.components.protocols import Learner
+    from ratchet.components.protocols import Learner, ModelEngine
+    from ratchet.components.text.tokenizer import Tokenizer
 
 
 @final
@@ -29,11 +30,11 @@ class Follower:
     one under the adapter `steer`.
     """
 
-    def __init__(self, engine: Any, follow: Callable[..., Mapping[str, Any]]) -> None:
+    def __init__(self, engine: ModelEngine, follow: Callable[..., Mapping[str, Any]]) -> None:
         self.engine, self._follow = engine, follow
         untie(engine.model)
 
-    def follow(self, leader: Any) -> None:
+    def follow(self, leader: ModelEngine) -> None:
         """One update towards the weights of the engine `leader`."""
         self.restore(self._follow(self.engine.model.state_dict(), leader.model.state_dict()))
 
@@ -46,7 +47,7 @@ class Follower:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.engine.model.load_state_dict(state)
-        self.engine.weights = tensors_digest(self.engine.model)
+        self.engine.weights = tensors_digest(self.engine.model)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @final
@@ -61,9 +62,9 @@ class Role:
         name: str,
         options: Mapping[str, Any],
         learner: Learner,
-        engine: Any,
+        engine: ModelEngine,
         refresh: Callable[[], None],
-        target_engine: Any = None,
+        target_engine: ModelEngine | None = None,
     ) -> None:
         self.name, self.options, self.learner = name, options, learner
         self.engine, self.refresh, self.steps = engine, refresh, 0
@@ -71,7 +72,7 @@ class Role:
         self.built = Pieces(options)
         self.fresh: list[Named] = pieces("annotate", options["fresh"])
         self.target = (
-            Follower(target_engine, build("reference", options["target"]))
+            Follower(target_engine, build("reference", options["target"]))  # pyright: ignore[reportArgumentType]
             if options["target"] is not None
             else None
         )
@@ -95,7 +96,7 @@ class Role:
         return {self.name: self.learner, **target, **memories(self.objectives)}
 
     def learn(
-        self, groups: Sequence[Group], ctx: Context, *, tokenizer: Any, tokens: int
+        self, groups: Sequence[Group], ctx: Context, *, tokenizer: Tokenizer, tokens: int
     ) -> dict[str, float]:
         """Update the role on its choice of the scored groups of a round, if it has started. Returns metrics.
         Collective.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ratchet.components.training.loop import score_shared
 from ratchet.components.training.reward_columns import reward_columns
 from ratchet.components.types import Group
+
+if TYPE_CHECKING:
+    from ratchet.components.protocols import Engine
 
 
 def round_metrics(
@@ -17,7 +20,7 @@ def round_metrics(
     *,
     optimised: Sequence[str] = (),
     gold: Sequence[Sequence[float]] | None = None,
-    reference: Any = None,
+    reference: Engine | None = None,
     kl_prompts: int = 0,
     itself: bool = False,
 ) -> dict[str, float]:
@@ -85,7 +88,7 @@ def _equal(groups: Sequence[Group], optimised: Sequence[str]) -> float:
     return sum(len(set(row)) == 1 for row in compared) / len(compared)
 
 
-def _kl(groups: Sequence[Group], reference: Any) -> dict[str, float]:
+def _kl(groups: Sequence[Group], reference: Engine) -> dict[str, float]:
     """Mean of log p - log p_reference over the first answers that have log-probs. Collective."""
     firsts = [g.take([0]) for g in groups if g.trajectories[0].logprobs is not None]
     if not firsts:

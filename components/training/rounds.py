@@ -31,6 +31,7 @@ from ratchet.components.types import Context, Group, Prompt
 
 if TYPE_CHECKING:
     from ratchet.components.protocols import Learner
+    from ratchet.components.text.tokenizer import Tokenizer
 
 PARTS = {
     "prompts": "prompts",
@@ -142,7 +143,12 @@ def score(
 
 
 def select(
-    groups: Sequence[Group], built: Pieces, ctx: Context, tokenizer: Any, *, earlier: Sequence[Group] = ()
+    groups: Sequence[Group],
+    built: Pieces,
+    ctx: Context,
+    tokenizer: Tokenizer,
+    *,
+    earlier: Sequence[Group] = (),
 ) -> tuple[Sequence[Group], dict[str, Any]]:
     """The tokenised groups to train on, and counts."""
     chosen, counts = select_groups(groups, built["select"], ctx, earlier=earlier)
@@ -207,7 +213,7 @@ def one_round(
     options: Mapping[str, Any],
     ctx: Context,
     *,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     check_sampled: Callable[[Sequence[Group]], Mapping[str, float]],
     check_scored: Callable[[Sequence[Group]], tuple[Mapping[str, float], bool]],
     learn_roles: Callable[[Sequence[Group], Context], Mapping[str, float]],

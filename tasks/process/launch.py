@@ -16,13 +16,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.forkserver import ensure_running
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ratchet.components.errors import StageError
 from ratchet.tasks.process.child import PRELOAD, interrupts_blocked, killed_by, send_error, set_up_process
 from ratchet.tasks.process.engines import engines_of, start_engines, stop_engines
 from ratchet.tasks.process.ranks import execute_on_ranks, ranks_of
 from ratchet.tasks.process.remote_engines import accept_engines
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 ENVIRONMENT = {
     # Keep freed memory for the next training step. By default glibc returns it to the system, at a cost of a
@@ -138,7 +141,7 @@ def _child(
     log: str,
     parent: int,
     devices: tuple[str, ...],
-    engines: Sequence[Any],
+    engines: Sequence[Connection],
 ) -> None:
     # the fork server is shared and has not initialised CUDA; ranks and a vLLM server inherit this
     if devices:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ratchet.components.piece import piece
 from ratchet.components.types import Context, Group, Request, Trajectory
+
+if TYPE_CHECKING:
+    from ratchet.components.protocols import Engine
 
 
 @piece(models=("policy",), paper="arXiv:2411.15382")
@@ -54,7 +57,7 @@ def faithfulness(
     return [[fmean(row) if row else 0.0 for row in rows] for rows in changed]
 
 
-def boundaries(trajectory: Trajectory, engine: Any, cue: str) -> tuple[int, list[int], int]:
+def boundaries(trajectory: Trajectory, engine: Engine, cue: str) -> tuple[int, list[int], int]:
     """Index of the answer's first token; of the token after each step; of the token after the last cue. No
     steps if there is no cue.
     """

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ratchet.components.inference.answers import encoded_anew
 from ratchet.components.piece import piece
 from ratchet.components.types import Context, Group
+
+if TYPE_CHECKING:
+    from ratchet.components.protocols import Engine, ModelEngine
 
 
 @piece(models=("policy",), paper="arXiv:2312.14925")
@@ -26,12 +29,12 @@ def kl(groups: Sequence[Group], ctx: Context, *, model: str = "base") -> list[li
     return [[a - b for a, b in zip(*rows, strict=True)] for rows in zip(mine, theirs, strict=True)]
 
 
-def _tokens(engine: Any) -> tuple[Any, ...]:
+def _tokens(engine: ModelEngine) -> tuple[Any, ...]:
     """What two models must share for one to score the other's tokens."""
     return engine.contract.eos, engine.contract.template, engine.contract.vocabulary
 
 
-def _sums(engine: Any, encoded: Sequence[Group]) -> list[list[float]]:
+def _sums(engine: Engine, encoded: Sequence[Group]) -> list[list[float]]:
     """Log-probability of each answer."""
     scored = engine.score(encoded, frozenset({"logprobs"}))
     return [[sum(steps) for steps in row["logprobs"]] for row in scored]

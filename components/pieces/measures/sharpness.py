@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ratchet.components.errors import ContractError
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Count, Positive, Seed
 from ratchet.components.types import Context, Group
+
+if TYPE_CHECKING:
+    from ratchet.components.protocols import Engine
 
 
 @piece(models=("policy",), paper="arXiv:2410.16476")
@@ -65,7 +68,7 @@ def perturb(weights: dict[str, Any], rho: float, seed: int) -> None:
         p.data.add_(rho * p.data.abs() * noise)
 
 
-def losses(engine: Any, groups: Sequence[Group]) -> list[list[float]]:
+def losses(engine: Engine, groups: Sequence[Group]) -> list[list[float]]:
     """Negative log-prob per token of each answer."""
     encoded = [engine.encode(group) for group in groups]
     rows = engine.score(encoded, frozenset({"logprobs"}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ratchet.components.errors import ContractError, DataError
 from ratchet.components.inference.answers import reward_model_scores
@@ -13,6 +13,8 @@ from ratchet.components.types import Context, Group, Message, Prompt, Trajectory
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from ratchet.components.protocols import ModelEngine
 
 
 @piece(paper="arXiv:2408.10075")
@@ -88,7 +90,7 @@ def _told(entry: Sequence[str]) -> Group:
 
 
 def latent_margins(
-    engine: Any, pairs: Sequence[Group], contexts: Sequence[Sequence[Group]], latent: int
+    engine: ModelEngine, pairs: Sequence[Group], contexts: Sequence[Sequence[Group]], latent: int
 ) -> list[float]:
     """b(chosen) - b(rejected) + (f(chosen) - f(rejected)) . posterior mean, of each pair given its
     context.
@@ -105,7 +107,7 @@ def latent_margins(
     return (shared[:number] + (taste[:number] * mean).sum(-1)).tolist()
 
 
-def _differences(engine: Any, pairs: Sequence[Group], latent: int) -> tuple[Tensor, ...]:
+def _differences(engine: ModelEngine, pairs: Sequence[Group], latent: int) -> tuple[Tensor, ...]:
     """Chosen minus rejected of b (P,), f (P,K) and g (P,K), and the pair's mean of h (P,K)."""
     import torch
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ratchet.components.piece import piece
 from ratchet.components.pieces.selectors.corrections import with_draft
 from ratchet.components.recipes.ranges import Bool, Positive
 from ratchet.components.types import OK, Columns, Context, Group, Request
+
+if TYPE_CHECKING:
+    from ratchet.components.protocols import Engine
 
 
 @piece(
@@ -55,7 +58,7 @@ def correction(
     return {"dense": dense, "reward.correction": means, "reward.correction.status": statuses}
 
 
-def agreement(engine: Any, groups: Sequence[Group], instruction: str) -> list[list[list[bool]]]:
+def agreement(engine: Engine, groups: Sequence[Group], instruction: str) -> list[list[list[bool]]]:
     """For each answer, whether each of its sampled tokens is the engine's likeliest, given those before.
 
     A greedy answer agrees up to its first different token. The next one begins after the policy's token

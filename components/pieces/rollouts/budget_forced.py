@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ratchet.components.piece import piece
 from ratchet.components.pieces.rollouts.sample import prompt_seed
 from ratchet.components.recipes.ranges import Bool, Count, Natural, PositiveShare, Temperature
 from ratchet.components.types import Context, Group, Prompt, Request, Sample, Stop, Trajectory
+
+if TYPE_CHECKING:
+    from ratchet.components.protocols import Engine
 
 
 @dataclass
@@ -136,7 +139,9 @@ def _seed(ctx: Context, prompt: Prompt, number: int, passage: int, what: str) ->
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) >> 1
 
 
-def _end(engine: Any, draft: Draft, passage: Sample, wanted: str, other: str, tokens: Sequence[int]) -> bool:
+def _end(
+    engine: Engine, draft: Draft, passage: Sample, wanted: str, other: str, tokens: Sequence[int]
+) -> bool:
     """Append a passage that ends with the text `wanted`, whose `tokens` take the place of another end.
     Returns whether the policy wrote that end itself.
     """
@@ -157,7 +162,7 @@ def _end(engine: Any, draft: Draft, passage: Sample, wanted: str, other: str, to
     return own
 
 
-def _trajectory(engine: Any, start: list[int], draft: Draft, meta: dict[str, Any]) -> Trajectory:
+def _trajectory(engine: Engine, start: list[int], draft: Draft, meta: dict[str, Any]) -> Trajectory:
     """The answer after its prompt."""
     before = len(start)
     return Trajectory(

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ratchet.components.inference.answers import trajectory
 from ratchet.components.piece import piece
 from ratchet.components.pieces.rollouts.sample import prompt_seed
 from ratchet.components.recipes.ranges import Count, Finite, Temperature
 from ratchet.components.types import Context, Group, Prompt, Request, Sample, Trajectory
+
+if TYPE_CHECKING:
+    from ratchet.components.protocols import Engine
 
 STOPS = (".", "!", "?")
 """Ends of a sentence."""
@@ -65,7 +68,7 @@ def by_sentence(
         for prompt in prompts
         for i in range(responses_per_prompt)
     ]
-    engines: dict[str, Any] = {}
+    engines: dict[str, MixedEngine] = {}
     while live := [path for path in paths if not path.ended and len(path.tokens) < max_tokens]:
         by_plan: dict[str, list[Path]] = defaultdict(list)
         for path, name in zip(live, _plans(live, ctx.models[planner], policy), strict=True):
@@ -99,7 +102,7 @@ def by_sentence(
     return [Group(prompt, tuple(answers[i * size : (i + 1) * size])) for i, prompt in enumerate(prompts)]
 
 
-def _plans(paths: Sequence[Path], planner: Any, policy: Any) -> list[str]:
+def _plans(paths: Sequence[Path], planner: Engine, policy: Engine) -> list[str]:
     """The name that the planner gives to the next sentence of each path; asked once for equal questions."""
     questions = [asked(path.prompt.messages[-1]["content"], policy.decode(path.tokens)) for path in paths]
     different = list(dict.fromkeys(questions))
@@ -118,7 +121,7 @@ def _plans(paths: Sequence[Path], planner: Any, policy: Any) -> list[str]:
     return [names[text] for text in questions]
 
 
-def _answer(path: Path, decode: Any, weights: str) -> Trajectory:
+def _answer(path: Path, decode: Callable[[Sequence[int]], str], weights: str) -> Trajectory:
     whole = Sample(tuple(path.tokens), tuple(path.logprobs), "end" if path.ended else "length")
     made = trajectory(Request(path.start), whole, decode(path.tokens), weights, {"plan": list(path.plan)})
     return replace(made, actor="mixture")

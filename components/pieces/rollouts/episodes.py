@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ratchet.components.environments.episode import Episode, step_all
 from ratchet.components.piece import build, piece
@@ -24,6 +24,9 @@ from ratchet.components.types import (
     Stop,
     Trajectory,
 )
+
+if TYPE_CHECKING:
+    from ratchet.components.protocols import Engine
 
 
 @dataclass
@@ -125,7 +128,7 @@ def episodes(
     ]
 
 
-def begin_episode(engine: Any, environment: Mapping[str, Any], prompt: Prompt) -> Run:
+def begin_episode(engine: Engine, environment: Mapping[str, Any], prompt: Prompt) -> Run:
     episode = Episode(lambda: build("environment", environment), prompt)
     opening = list(episode.opening.messages)
     tokens = list(engine.encode_prompt(replace(prompt, messages=(*prompt.messages, *opening))))
@@ -135,7 +138,7 @@ def begin_episode(engine: Any, environment: Mapping[str, Any], prompt: Prompt) -
 
 
 def _answers(
-    engine: Any,
+    engine: Engine,
     ctx: Context,
     prompts: Sequence[Prompt],
     made: Sequence[Sequence[Run]],
@@ -186,7 +189,7 @@ def _turn_seed(ctx: Context, prompt: Prompt, number: int, turn: int) -> int:
 
 
 def record_turn(
-    engine: Any,
+    engine: Engine,
     run: Run,
     span: Span,
     step: Step | None,

@@ -5,13 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ratchet.components.inference.answers import trajectory
 from ratchet.components.piece import piece
 from ratchet.components.pieces.rollouts.sample import prompt_seed, sample
 from ratchet.components.recipes.ranges import Count, Natural, Share
 from ratchet.components.types import Context, Group, Prompt, Request, Sample, Trajectory
+
+if TYPE_CHECKING:
+    from ratchet.components.protocols import Engine
 
 
 @piece(writes=("logprobs.sampled",), models=("{guide}",), paper="arXiv:2306.11816")
@@ -91,7 +94,7 @@ def _beginning(answer: Trajectory, cut: int) -> list[int]:
     return list(answer.inputs["tokens"])[: len(answer.mask) - sum(answer.mask) + cut]
 
 
-def _joined(answer: Trajectory, cut: int, end: Sample, policy: Any, begins: bool) -> Trajectory:
+def _joined(answer: Trajectory, cut: int, end: Sample, policy: Engine, begins: bool) -> Trajectory:
     """The first `cut` tokens of `answer`, then `end`; the loss mask is True on the policy's part: the end if
     the guide begins.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ratchet.components.environments.episode import step_all
 from ratchet.components.errors import DataError
@@ -12,6 +12,9 @@ from ratchet.components.piece import piece
 from ratchet.components.pieces.rollouts.episodes import begin_episode, episodes, record_turn
 from ratchet.components.recipes.ranges import Count, EnvironmentSpec, Natural
 from ratchet.components.types import Context, Group, Message, Prompt, Sample, Trajectory
+
+if TYPE_CHECKING:
+    from ratchet.components.protocols import Engine
 
 ACTOR = "logged"
 """Actor of a replayed episode."""
@@ -76,7 +79,7 @@ def _due(prompt: Prompt, count: int, number: int) -> list[Sequence[str]]:
 
 
 def _replayed(
-    engine: Any,
+    engine: Engine,
     environment: Mapping[str, Any],
     prompt: Prompt,
     actions: Sequence[str],

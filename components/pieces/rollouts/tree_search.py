@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ratchet.components.inference.search_tree import Node, Tree, back_up
 from ratchet.components.piece import piece
@@ -12,6 +12,9 @@ from ratchet.components.pieces.rollouts.sample import prompt_seed
 from ratchet.components.pieces.scoring.trace_value import state_values
 from ratchet.components.recipes.ranges import Bool, Count, Natural, NotNegative, Share, Temperature
 from ratchet.components.types import Context, Group, Prompt, Sample, Span, Stop, Trajectory
+
+if TYPE_CHECKING:
+    from ratchet.components.protocols import Engine
 
 
 @piece(writes=("logprobs.sampled",), models=("policy", "{value}"), paper="arXiv:2406.03816")
@@ -159,7 +162,7 @@ class Steps:
 
 
 def _trajectories(
-    trees: Sequence[Tree], engine: Any, number: int, temperature: float, leaves: bool
+    trees: Sequence[Tree], engine: Engine, number: int, temperature: float, leaves: bool
 ) -> Iterator[Trajectory]:
     """The answer of each tree, or all leaves of all of them."""
     count = 0

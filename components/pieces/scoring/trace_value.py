@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ratchet.components.piece import piece
 from ratchet.components.types import Columns, Context, Group, Prompt, Trajectory
 
+if TYPE_CHECKING:
+    from ratchet.components.protocols import ModelEngine
 
-def state_values(engine: Any, states: Sequence[Sequence[int]]) -> list[float]:
+
+def state_values(engine: ModelEngine, states: Sequence[Sequence[int]]) -> list[float]:
     """V of `objectives.step_value` for each state, the tokens of a prompt and of what is answered so far, by
     the model of the engine `engine` (built-in torch).
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ratchet.components.errors import ContractError
 from ratchet.components.piece import piece
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ratchet.components.models.reading import Reading
+    from ratchet.components.protocols import ModelEngine
 
 
 @piece(
@@ -54,7 +55,7 @@ def turn_targets(
 
 
 def read_turns(
-    groups: Sequence[Group], engine: Any, readers: Sequence[Callable[[Reading], Tensor]]
+    groups: Sequence[Group], engine: ModelEngine, readers: Sequence[Callable[[Reading], Tensor]]
 ) -> list[list[list[float]]]:
     """What each reader finds in the engine's model: a list of numbers for every trajectory, in order."""
     import torch
