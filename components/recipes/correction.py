@@ -4,8 +4,7 @@ engine.
 If the inference engine is not the learner's, every policy-gradient objective (one that reads `advantages` and
 log-probs) is multiplied by truncated importance weights (`components/pieces/scoring/importance.py`): the
 learner recomputes `logprobs.old`, ratios use these instead of the sampler's, and the terms are weighted by
-`weight_column`. Objectives that read both log-probs correct themselves (`clip.truncated`); objectives that
-accept any answers, such as those on pairs, are unchanged. The change is visible in the run's recipe.yaml.
+`weight_column`. Objectives that accept any answers, such as those on pairs, are unchanged. The change is visible in the run's recipe.yaml.
 """
 
 from __future__ import annotations
@@ -54,7 +53,6 @@ def corrected_section(online: Online, cap: float) -> Online:
                 and "logprobs" in description.outputs
                 and "weight_column" not in spec
                 and description.unit in COLUMNS
-                and not {"logprobs.old", "logprobs.sampled"} <= reads
             ):
                 column, piece = COLUMNS[description.unit]
                 spec = {

@@ -1,4 +1,4 @@
-"""Clipped surrogate objectives (PPO, DAPO, GSPO, truncated importance sampling).
+"""Clipped surrogate objectives (PPO, DAPO, GSPO).
 
 `old` selects the log-probs of the earlier policy: `old` (recomputed by the trainer at the start of the
 update) or `sampled` (the inference engine's, valid if both agree). Advantages are (B,T), or (B,) and then
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ratchet.components.piece import piece
-from ratchet.components.recipes.ranges import Above1, NotNegative, Positive, Share
+from ratchet.components.recipes.ranges import Above1, NotNegative, Share
 from ratchet.components.types import Batch, Outputs, Terms
 
 
@@ -64,26 +64,3 @@ def row(
     """
     ratio = batch.row_mean(log_ratio(out, batch, old)).exp()
     return surrogate(ratio, batch.row_mean(step_advantages(batch)), low, high, None)
-
-
-def mismatch(batch: Batch) -> Tensor:
-    """pi_old / pi_sampled (B,T): numerical mismatch between inference engine and trainer; 1 outside the loss
-    mask.
-    """
-    return torch.where(batch.mask, batch["logprobs.old"] - batch["logprobs.sampled"], 0.0).exp()
-
-
-@piece(
-    reads=("logprobs.old", "logprobs.sampled", "advantages"),
-    outputs=("logprobs",),
-    unit="step",
-    paper="arXiv:1802.01561",
-)
-def truncated(
-    out: Outputs, batch: Batch, *, low: Share = 0.2, high: NotNegative = 0.2, cap: Positive = 2.0
-) -> Terms:
-    """Clipped surrogate times min(pi_old / pi_sampled, cap): the truncated importance weight of V-trace (eq.
-    1) against train-inference mismatch. No gradient flows through the weight.
-    """
-    terms, weight = clip(out, batch, low=low, high=high), mismatch(batch).clamp(max=cap)
-    return Terms(terms.loss * weight, {**terms.metrics, "weight": weight})

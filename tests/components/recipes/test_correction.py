@@ -67,12 +67,6 @@ def test_answers_that_the_engine_did_not_sample_get_no_correction() -> None:
     assert load("wsrl_retained", profile="gpu")[0].phases
 
 
-def test_objectives_that_correct_themselves_are_left_alone() -> None:
-    spec = "online.fit.updates={policy: [{name: clip.truncated}]}"
-    recipe, _ = load("rlvr_grpo", overrides=[spec, "online.prepare=[{name: scoring.logprobs.old}]"])
-    assert corrected(recipe, VLLM) == recipe
-
-
 def test_correction_cap_comes_from_the_profile_and_row_terms_get_row_weights() -> None:
     recipe, _ = load("rlvr_grpo", overrides=["online.fit.updates={policy: [{name: clip.row, old: sampled}]}"])
     after = corrected(recipe, Profile(engine="vllm", vllm=Vllm(importance_cap=5.0)))

@@ -42,8 +42,8 @@ CRITIC = (
     "{name: advantages.gae, reward: reward.exact_answer}]",
     "online.roles={critic: {value_head: true, target: {name: ema, decay: 0.9}, start: 1, "
     "select: [{name: replay, share: 1.0, capacity: 8}], "
-    "fresh: [{name: scoring.entropy, model: critic_target}], "
-    "fit: {updates: {critic: [{name: value, where: entropy.critic_target}]}, batch: 4, epochs: 2, "
+    "fresh: [{name: scoring.logprobs, model: critic_target}], "
+    "fit: {updates: {critic: [{name: value, where: logprobs.critic_target}]}, batch: 4, epochs: 2, "
     "learning_rate: 3.0e-3}}}",
 )
 """A critic with a model, replay, target and columns of its own, and a policy that learns from step 2 on."""

@@ -239,7 +239,7 @@ def test_earlier_pairs_come_first_and_are_recomputed() -> None:
     [
         ([SCORED], 1),
         ([{"name": "rewards.ensemble", "models": ["one", "two", "three"]}], 3),
-        ([{"name": "scoring.logprobs.old"}, {"name": "scoring.entropy"}], 2),
+        ([{"name": "scoring.logprobs.old"}, {"name": "scoring.values"}], 2),
         ([{"name": "rewards.exact_answer"}, {"name": "rewards.unit_tests"}], 2),
         ([], 0),
         (

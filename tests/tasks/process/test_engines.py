@@ -58,7 +58,7 @@ def scoring(work: Path, inputs: dict[str, Artifact], groups: Path, engines: int)
         scored,
         engines,
         select=(),
-        prepare=({"name": "scoring.logprobs", "model": "reference"}, {"name": "scoring.entropy"}),
+        prepare=({"name": "scoring.logprobs", "model": "reference"}, {"name": "scoring.logprobs.old"}),
     )
 
 

@@ -43,6 +43,12 @@ def test_each_step_is_weighted_by_the_bounded_ratio() -> None:
     assert weigh("importance", [group(ROW)], cap=10.0)[0][0] == pytest.approx([1.0, 1.0, 1.5, 0.25, 8.0])
 
 
+def test_the_weights_are_those_of_nemo_rl() -> None:
+    """Its test of truncated importance sampling: exp(-1/2), exp(5/2) truncated at 5, exp(-1/5)."""
+    steps = ([-1.0] * 3, [-0.5, -3.5, -0.8], [True] * 3)
+    assert weigh("importance", [group(steps)], cap=5.0)[0][0] == pytest.approx([0.606531, 5.0, 0.818731])
+
+
 def test_a_row_is_weighted_by_the_bounded_product() -> None:
     """1 x 3/2 x 1/4 x 8 = 3, truncated at 2; without the last step 3/8."""
     short = tuple(part[:4] for part in ROW)

@@ -26,7 +26,6 @@ class Fixed:
     [
         ("scoring.logprobs", {"model": "reference"}, "logprobs.reference", 8.0),
         ("scoring.logprobs.old", {}, "logprobs.old", 8.0),
-        ("scoring.entropy", {}, "entropy.policy", 7.0),
         ("scoring.values", {}, "values.old", 6.0),
     ],
 )
