@@ -4,7 +4,8 @@ engine.
 If the inference engine is not the learner's, every policy-gradient objective (one that reads `advantages` and
 log-probs) is multiplied by truncated importance weights (`components/pieces/scoring/importance.py`): the
 learner recomputes `logprobs.old`, ratios use these instead of the sampler's, and the terms are weighted by
-`weight_column`. Objectives that accept any answers, such as those on pairs, are unchanged. The change is visible in the run's recipe.yaml.
+`weight_column`. Objectives that accept any answers, such as those on pairs, are unchanged. The change is
+visible in the run's recipe.yaml.
 """
 
 from __future__ import annotations
