@@ -14,6 +14,8 @@ from ratchet.components.recipes.schema import Groups, Learn, Online, Recipe, Rew
 from ratchet.components.recipes.splits import kind_of
 
 WHOLE_SFT = {
+    "dapo",
+    "dapo_without_overlong",
     "loop",
     "loop_grpo",
     "loop_rejection",
