@@ -13,5 +13,7 @@ if TYPE_CHECKING:
 
 @piece(paper="arXiv:2401.01335")
 def every_round(reference: Mapping[str, Tensor], policy: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The policy's weights, as in SPIN (algorithm 1) and the RLHF Workflow script."""
+    """The policy's weights, as in SPIN (algorithm 1), the RLHF Workflow script and, every so many steps, the
+    hard update of Trust Region DPO (arXiv 2404.09656).
+    """
     return policy
