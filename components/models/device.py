@@ -59,6 +59,6 @@ def to_device(model: M) -> M:
         size = sum(p.numel() * p.element_size() for p in model.parameters())
         raise ContractError(
             f"{type(model).__name__}: out of GPU memory for its weights of {size / 1e9:.1f} GB; "
-            "with `engine: vllm` lower `vllm.cache_gb` in the profile (null takes what a stage needs), else train "
-            "fewer parameters (adapter: {name: lora}) or use a smaller model"
+            "with `engine: vllm` lower `vllm.cache_gb` in the profile (null takes what a stage needs), "
+            "else train fewer parameters (adapter: {name: lora}) or use a smaller model"
         ) from error

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ def load_state(folder: Path) -> dict[str, Any]:
 
 def _split(value: Any, tensors: dict[str, Any], path: str) -> Any:
     """Move all tensors of a nested value to `tensors`; returns the rest as JSON, with `$tensor`, `$map`,
-    `$tuple` and `$record` tags.
+    `$tuple` and `$record` tags. Other sequences become lists.
     """
     import torch
 
@@ -91,6 +91,8 @@ def _split(value: Any, tensors: dict[str, Any], path: str) -> Any:
     if isinstance(value, (list, tuple)):
         items = [_split(v, tensors, f"{path}/{i}") for i, v in enumerate(value)]
         return {"$tuple": items} if isinstance(value, tuple) else items
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return _split(list(value), tensors, path)  # numbers per step in an array
     if getattr(types, type(value).__name__, None) is type(value):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
         return {"$record": type(value).__name__, "fields": _split(fields, tensors, path)}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from ratchet.components.data.step_values import compact
 from ratchet.components.errors import DamageError, StoreError
 from ratchet.components.storage.state import load_state, save_state
 from ratchet.components.types import Group, Prompt, Span, Trajectory
@@ -56,6 +57,15 @@ def test_groups_come_back_equal(tmp_path: Path) -> None:
     )
     save_state(tmp_path / "s", {"memory": [group]})
     assert load_state(tmp_path / "s") == {"memory": [group]}
+
+
+def test_groups_with_arrays_come_back_equal(tmp_path: Path) -> None:
+    """Groups of a large round have their numbers per step in arrays; a replay memory keeps them."""
+    path = Trajectory((), {"tokens": [1, 2, 3]}, [False, True, True], [0.0, -0.1, -0.25])
+    group = Group(Prompt("p", ()), (path,), {"returns": [[0.1, 0.2, 0.3]], "reward.a": [1.0]})
+    save_state(tmp_path / "s", {"seen": [compact(group)]})
+    (back,) = load_state(tmp_path / "s")["seen"]
+    assert back == group and isinstance(back.columns["returns"][0], list)
 
 
 def test_save_replaces_and_damage_is_an_error(tmp_path: Path) -> None:
