@@ -91,11 +91,11 @@ def _split(value: Any, tensors: dict[str, Any], path: str) -> Any:
     if isinstance(value, (list, tuple)):
         items = [_split(v, tensors, f"{path}/{i}") for i, v in enumerate(value)]
         return {"$tuple": items} if isinstance(value, tuple) else items
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return _split(list(value), tensors, path)  # numbers per step in an array
     if getattr(types, type(value).__name__, None) is type(value):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
         return {"$record": type(value).__name__, "fields": _split(fields, tensors, path)}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return _split(list(value), tensors, path)  # numbers per step in an array
     return value
 
 
