@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ratchet.components.text import chat
 from ratchet.components.types import Group, Message, Prompt
+
+if TYPE_CHECKING:
+    from ratchet.components.text.tokenizer import Tokenizer
 
 
 class Codec:
     """Encoding and decoding with `tokenizer` and its chat template."""
 
-    tokenizer: Any
+    tokenizer: Tokenizer
 
     def encode(self, group: Group) -> Group:
         """Add `inputs["tokens"]` and `mask` to trajectories without tokens."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ratchet.components.inference.search_tree import Node, Tree, back_up
 from ratchet.components.piece import piece
@@ -14,7 +14,7 @@ from ratchet.components.recipes.ranges import Bool, Count, Natural, NotNegative,
 from ratchet.components.types import Context, Group, Prompt, Sample, Span, Stop, Trajectory
 
 if TYPE_CHECKING:
-    from ratchet.components.protocols import Engine
+    from ratchet.components.protocols import Engine, ModelEngine
 
 
 @piece(writes=("logprobs.sampled",), models=("policy", "{value}"), paper="arXiv:2406.03816")
@@ -118,8 +118,8 @@ def simulate(steps: Steps, starts: Sequence[tuple[Tree, Node]], most: int, alpha
 class Steps:
     """Samples next steps and reads their values, for many trees at once."""
 
-    engine: Any
-    critic: Any
+    engine: ModelEngine
+    critic: ModelEngine
     separators: tuple[str, ...]
     step_tokens: int
     max_tokens: int
