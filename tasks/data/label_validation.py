@@ -74,6 +74,6 @@ def validated(items: Sequence[Item], labels: Sequence[Label], out: Path) -> list
             f"validation of the labels stopped the run: {len(broke)} of {len(labels)} ({share:.1%}) failed, "
             f"at most {MAX_QUARANTINED:.1%} allowed; most often: "
             + "; ".join(f"{says} ({number})" for says, number in most)
-            + f". See {out / 'quarantined.jsonl'}; `ratchet label RUN --forget NAME` removes the labels of one"
+            + f". See {out / 'quarantined.jsonl'}; `ratchet label RUN --forget NAME` removes their labels"
         )
     return [label for number, label in enumerate(labels) if number not in broke]
