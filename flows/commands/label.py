@@ -68,12 +68,16 @@ def label(
     guidelines: Annotated[Path | None, typer.Option(help="Text file with guidelines for the page.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the pairs and of the order of answers.")] = 0,
     host: Annotated[
-        str, typer.Option(help="Address to listen on. Others than loopback need tokens.")
+        str, typer.Option(help="Address to listen on. Others than loopback need --annotators or --team.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any free one.")] = 8765,
     annotators: Annotated[
         str, typer.Option(help="Pseudonyms to make personal links for, separated by commas: ann,ben")
     ] = "",
+    team: Annotated[
+        bool,
+        typer.Option("--team", help="Annotators sign in with their account of the MLflow server."),
+    ] = False,
     export: Annotated[
         Path | None, typer.Option(help="Write the labels as preference pairs (.parquet) and exit.")
     ] = None,
@@ -123,19 +127,26 @@ def label(
     if forget is not None:
         return _forget(folder, forget, home)
     from ratchet.components.labels.settings import Settings
+    from ratchet.tasks.labels.accounts import checked_server
     from ratchet.tasks.labels.fill import fill
     from ratchet.tasks.labels.server import is_loopback
     from ratchet.tasks.labels.tokens import FILE, checked, digests, uses_tokens
     from ratchet.tasks.tracking.outcome import find_run
+    from ratchet.tasks.tracking.server import tracking_uri
 
+    server = checked_server(tracking_uri(home)) if team else ""
     names = tuple(map(checked, _names(annotators)))
-    if (not is_loopback(host) or uses_tokens(folder)) and not names and not digests(folder):
+    closed = not is_loopback(host) or uses_tokens(folder)
+    if closed and not team and not names and not digests(folder):
         why = (
             f"{folder / FILE} has no annotator any more; delete it for a page without personal links, or"
             if is_loopback(host)
             else f"--host {host} is reached from other machines:"
         )
-        raise RecipeError(f"{why} name the annotators who get a personal link, such as --annotators ann,ben")
+        raise RecipeError(
+            f"{why} name the annotators who get a personal link, such as --annotators ann,ben, "
+            "or pass --team, for accounts of the team server"
+        )
     if not (folder / "items.jsonl").exists():
         text = guidelines.read_text().strip() if guidelines else ""
         shared = OVERLAP if overlap is None and len(names) > 1 else overlap or 0.0
@@ -143,7 +154,7 @@ def label(
         run = find_run(source, home)
         pairs = {"labels": labels, "common": common, "select": select, "repeats": repeats, "planted": planted}
         typer.echo(fill(folder, run, settings, stage=stage, seed=seed, **pairs))
-    _serve(folder, host, port, names)
+    _serve(folder, host, port, names, server)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -178,9 +189,10 @@ def _waiting(run: Path) -> Path | None:
     return next((folder for folder in folders if (folder / "items.jsonl").exists()), None)
 
 
-def _serve(folder: Path, host: str, port: int, names: Sequence[str]) -> None:
+def _serve(folder: Path, host: str, port: int, names: Sequence[str], team: str) -> None:
     """Serve the page until Ctrl-C, or until the run that asked has closed the queue. The named annotators get
-    new links, which replace their old ones, once the page is served.
+    new links, which replace their old ones, once the page is served; accounts of the MLflow server `team` may
+    sign in.
     """
     from ratchet.components.labels.queue import Queue
     from ratchet.tasks.labels.run_page import link_shown
@@ -188,7 +200,7 @@ def _serve(folder: Path, host: str, port: int, names: Sequence[str]) -> None:
     from ratchet.tasks.labels.tokens import issue
     from ratchet.tasks.labels.waiting import suspended_flow_run
 
-    with Queue(folder) as queue, serving(make_app(queue, host=host), host, port) as base:
+    with Queue(folder) as queue, serving(make_app(queue, host=host, team=team), host, port) as base:
         tokens, progress = issue(folder, names), queue.progress()
         typer.echo(f"queue      {folder}: {progress.judged} of {progress.wanted} labels")
         for name, link in links(base, tokens).items():

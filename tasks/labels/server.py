@@ -1,14 +1,16 @@
 """The web server of the labelling page: a FastAPI application over a `Queue`.
 
     GET  /            the page
+    POST /api/sign-in name and password of an account of the team server for a token of this queue
     GET  /api/next    the annotator's comparison, with progress (a "view")
     POST /api/labels  a judgement; it is on disk before the reply, which is the next view
     POST /api/undo    retract the judgement of an item; replies with the view of that item
     POST /api/lease   keep the item reserved while it is on the screen
 
-An annotator is named by a bearer token or, if the queue uses none and the server is reached from this machine
-only, by the header `X-Annotator`. A website of another origin can send neither. Answers are sent in the
-annotator's order only, so the page knows of no other. TLS is a proxy's task, as for the team server.
+An annotator is named by a bearer token, of a personal link or of a sign-in, or, if the queue uses none and
+the server is reached from this machine only, by the header `X-Annotator`. A website of another origin can
+send neither. Answers are sent in the annotator's order only, so the page knows of no other. TLS is a proxy's
+task, as for the team server.
 """
 
 from __future__ import annotations
@@ -32,16 +34,15 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ratchet.components.errors import DataError, RatchetError, ServiceError
+from ratchet.components.errors import DataError, RatchetError, RecipeError, ServiceError
 from ratchet.components.labels.labels import Label
 from ratchet.components.labels.queue import Queue, Taken
-from ratchet.tasks.labels.tokens import NAME, digests, holder, uses_tokens
+from ratchet.tasks.labels.accounts import accepts
+from ratchet.tasks.labels.guard import Guard
+from ratchet.tasks.labels.tokens import NAME, checked, digests, holder, issue, uses_tokens
 
 PAGE = Path(__file__).with_name("page.html")
-MOST_BYTES = 32_768
-"""Largest body of a request."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 Position = Annotated[int, Field(ge=0, le=99)]
 
@@ -60,6 +61,14 @@ class Judgement(BaseModel):
     aspects: Annotated[dict[str, Annotated[int, Field(ge=-1, le=99)]], Field(max_length=20)] = {}
 
 
+class Account(BaseModel):
+    """Body of `POST /api/sign-in`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    name: Annotated[str, Field(max_length=200)]
+    password: Annotated[str, Field(max_length=1000)]
+
+
 class Named(BaseModel):
     """Body that names an item."""
 
@@ -67,35 +76,39 @@ class Named(BaseModel):
     item: Annotated[str, Field(max_length=200)]
 
 
+class NotSignedIn(Exception):
+    """A request without an annotator; `args[0]` is how one signs in: link, account or pseudonym."""
+
+
 def annotator(
     request: Request,
     authorization: Annotated[str, Header()] = "",
     x_annotator: Annotated[str, Header()] = "",
 ) -> str:
-    """Pseudonym of a request's annotator; status 401 without a valid token (without tokens: pseudonym)."""
+    """Pseudonym of a request's annotator; `NotSignedIn` without a valid token (without tokens: pseudonym)."""
     folder: Path = request.app.state.folder
     scheme, _, token = authorization.partition(" ")
-    needed = not request.app.state.local or uses_tokens(folder)
+    team = bool(request.app.state.team)
+    needed = team or not request.app.state.local or uses_tokens(folder)
     if needed:
         name = holder(token.strip(), digests(folder)) if scheme.lower() == "bearer" else None
     else:
         name = x_annotator if NAME.fullmatch(x_annotator) else None
     if name is None:
-        why = "this token is not known" if needed else "a pseudonym is needed: letters, digits, dots, dashes"
-        raise HTTPException(401, why, {"WWW-Authenticate": "Bearer"})
+        raise NotSignedIn("account" if team else "link" if needed else "pseudonym")
     return name
 
 
 Annotator = Annotated[str, Depends(annotator)]
 
 
-def make_app(queue: Queue, *, host: str = "127.0.0.1") -> FastAPI:
+def make_app(queue: Queue, *, host: str = "127.0.0.1", team: str = "") -> FastAPI:
     """The application. `host`: the address to listen on. If it is a loopback address, only requests to
     loopback addresses are answered, so that a website cannot reach it by a host name of its own (DNS
-    rebinding).
+    rebinding). `team`: address of the MLflow server whose accounts may sign in; empty: none.
     """
     app = FastAPI(title="Ratchet labels", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.folder, app.state.local = queue.folder, is_loopback(host)
+    app.state.folder, app.state.local, app.state.team = queue.folder, is_loopback(host), team
     app.add_middleware(Guard)
     if app.state.local:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOOPBACK, "[::1]", host])
@@ -104,6 +117,13 @@ def make_app(queue: Queue, *, host: str = "127.0.0.1") -> FastAPI:
     def page() -> HTMLResponse:
         text, policy = page_and_policy()
         return HTMLResponse(text, headers={"Content-Security-Policy": policy})
+
+    @app.post("/api/sign-in")
+    def sign_in(body: Account) -> dict[str, str]:
+        name = checked(body.name)
+        if not team or not accepts(team, name, body.password):
+            raise HTTPException(403, "name or password is wrong")
+        return {"token": issue(queue.folder, [name])[name]}
 
     @app.get("/api/next")
     def following(name: Annotator) -> dict[str, Any]:
@@ -126,8 +146,14 @@ def make_app(queue: Queue, *, host: str = "127.0.0.1") -> FastAPI:
 
     @app.exception_handler(RatchetError)
     def refuse(request: Request, error: Exception) -> JSONResponse:
-        status = 409 if isinstance(error, Taken) else 422 if isinstance(error, DataError) else 500
+        statuses = {Taken: 409, DataError: 422, RecipeError: 422, ServiceError: 502}
+        status = next((code for kind, code in statuses.items() if isinstance(error, kind)), 500)
         return JSONResponse({"detail": str(error)}, status)
+
+    @app.exception_handler(NotSignedIn)
+    def unknown(request: Request, error: Exception) -> JSONResponse:
+        body = {"detail": "not signed in", "sign_in": error.args[0]}
+        return JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})
 
     @app.exception_handler(RequestValidationError)
     def invalid(request: Request, error: Exception) -> JSONResponse:  # without a copy of the input
@@ -195,47 +221,6 @@ def page_and_policy() -> tuple[str, str]:
         allowed[tag] = f"{tag}-src 'sha256-{digest}'"
     rest = "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     return text, f"default-src 'none'; {allowed['style']}; {allowed['script']}; {rest}"
-
-
-class Guard:
-    """ASGI middleware: refuses bodies above `MOST_BYTES`, declared or not, and adds headers for safety."""
-
-    HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"),
-               (b"cache-control", b"no-store"))  # fmt: skip
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        body, more = b"", True
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
-        too_long = not declared.isdigit() or int(declared) > MOST_BYTES
-        while more and not too_long:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            body, more = body + message.get("body", b""), message.get("more_body", False)
-            too_long = len(body) > MOST_BYTES
-        sent = False
-
-        async def replay() -> Message:
-            nonlocal sent
-            if sent:
-                return await receive()
-            sent = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        async def guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], *self.HEADERS]}
-            await send(message)
-
-        if too_long:
-            detail = {"detail": f"expected at most {MOST_BYTES} bytes"}
-            return await JSONResponse(detail, 413, {"Connection": "close"})(scope, receive, guarded)
-        await self.app(scope, replay, guarded)
 
 
 def is_loopback(host: str) -> bool:

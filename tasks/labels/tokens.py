@@ -12,10 +12,12 @@ import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from filelock import FileLock
+
 from ratchet.components.errors import RecipeError
 from ratchet.components.storage.store import write_atomic
 
-FILE = "annotators.json"
+FILE, LOCK = "annotators.json", ".annotators.lock"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 """A pseudonym."""
 
@@ -45,22 +47,27 @@ def issue(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """New tokens, pseudonym → token, which cannot be read again; a new one of a name replaces the old."""
     made = {checked(name): secrets.token_urlsafe(24) for name in names}
     if made:
-        known = digests(folder) | {name: _digest(token) for name, token in made.items()}
-        write_atomic(folder / FILE, json.dumps(known, indent=1) + "\n")
+        with FileLock(folder / LOCK):
+            _write(folder, digests(folder) | {name: _digest(token) for name, token in made.items()})
     return made
 
 
 def revoke(folder: Path, name: str) -> None:
     """Delete an annotator's token."""
-    known = digests(folder)
-    if known.pop(name, None) is not None:
-        write_atomic(folder / FILE, json.dumps(known, indent=1) + "\n")
+    with FileLock(folder / LOCK):
+        known = digests(folder)
+        if known.pop(name, None) is not None:
+            _write(folder, known)
 
 
 def holder(token: str, known: Mapping[str, str]) -> str | None:
     """Pseudonym whose token this is, None for a wrong one; compares every digest in constant time."""
     own = _digest(token)
     return next((name for name, digest in known.items() if hmac.compare_digest(own, digest)), None)
+
+
+def _write(folder: Path, known: Mapping[str, str]) -> None:
+    write_atomic(folder / FILE, json.dumps(known, indent=1) + "\n")
 
 
 def _digest(token: str) -> str:

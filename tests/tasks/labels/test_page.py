@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from ratchet.tasks.labels.server import links, make_app, serving
 from ratchet.tasks.labels.tokens import issue
 
 pytestmark = pytest.mark.slow
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 SHOTS = os.environ.get("RATCHET_SCREENSHOTS")
 """A folder for pictures of the page, to look at."""
 EVIL = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
@@ -31,17 +28,6 @@ ANSWERS = (
     "- use a wide, shallow bowl that does not touch her whiskers\n- offer ice cubes of unsalted broth",
     f"Cats drink when they are thirsty. {EVIL}",
 )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api")
-    if BROWSER is None:
-        pytest.skip("no Chromium: apt-get install chromium")
-    with playwright.sync_playwright() as driver:
-        made = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield made
-        made.close()
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from ratchet.components.labels.labels import Item, read_labels
 from ratchet.components.labels.queue import Queue
 from ratchet.components.labels.settings import Settings, make_queue
 from ratchet.flows.cli import app
-from ratchet.tasks.labels.server import MOST_BYTES, make_app, serving
+from ratchet.tasks.labels.guard import MOST_BYTES
+from ratchet.tasks.labels.server import make_app, serving
 from ratchet.tasks.labels.tokens import digests, holder, issue, revoke, uses_tokens
 
 BAD = "<script>alert(1)</script><img src=x onerror=alert(2)>"
