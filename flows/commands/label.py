@@ -198,7 +198,6 @@ def _serve(folder: Path, host: str, port: int, names: Sequence[str], team: str) 
     from ratchet.tasks.labels.run_page import link_shown
     from ratchet.tasks.labels.server import links, make_app, serving
     from ratchet.tasks.labels.tokens import issue
-    from ratchet.tasks.labels.waiting import suspended_flow_run
 
     with Queue(folder) as queue, serving(make_app(queue, host=host, team=team), host, port) as base:
         tokens, progress = issue(folder, names), queue.progress()
@@ -207,7 +206,7 @@ def _serve(folder: Path, host: str, port: int, names: Sequence[str], team: str) 
             typer.echo(f"{name:<10} {link}")
         typer.echo(f"page       {base}")
         typer.echo("Ctrl-C stops it; every label is on disk already.")
-        with link_shown(suspended_flow_run(folder), folder, base, host):
+        with link_shown(folder, base, host):
             _until_closed(queue, folder)
 
 

@@ -1,35 +1,113 @@
-"""The link to the labelling page on the Prefect page of a suspended run: one artifact, kept up to date."""
+"""The link to the labelling page on the Prefect page of a run that waits for people: one artifact, kept up to
+date.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
 from ratchet.components.errors import redacted
 from ratchet.components.labels.queue_files import CLOSED
+from ratchet.components.storage.store import write_atomic
 
 log = logging.getLogger("ratchet.labels")
 KEY = "labels-page"
+FILE = "run_page.json"
+"""File of a queue: the Prefect server and the flow run that waits for its labels."""
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """Page of a flow run at the Prefect server with the address `api`."""
+
+    api: str
+    flow_run: UUID
+
+    def show(self, markdown: str) -> None:
+        """Create or change the artifact of the flow run; never fails."""
+        from prefect.client.orchestration import get_client
+        from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+        from prefect.client.schemas.filters import (
+            ArtifactFilter,
+            ArtifactFilterFlowRunId,
+            ArtifactFilterKey,
+        )
+        from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+        of_run = ArtifactFilter(
+            key=ArtifactFilterKey(any_=[KEY]),
+            flow_run_id=ArtifactFilterFlowRunId(any_=[self.flow_run]),
+        )
+        title = "Page on which people compare answers"
+        try:
+            with (
+                temporary_settings({PREFECT_API_URL: self.api, PREFECT_CLIENT_MAX_RETRIES: 0}),
+                get_client(sync_client=True) as client,
+            ):
+                known = client.read_artifacts(artifact_filter=of_run)
+                for one in known:
+                    client.update_artifact(one.id, ArtifactUpdate(data=markdown))
+                if not known:
+                    made = ArtifactCreate(
+                        key=KEY,
+                        type="markdown",
+                        description=title,
+                        data=markdown,
+                        flow_run_id=self.flow_run,
+                    )
+                    client.create_artifact(made)
+        except Exception as error:
+            log.warning("%s", redacted(f"the Prefect page was not updated: {type(error).__name__}: {error}"))
+
+
+def page_of_this_run(folder: Path) -> RunPage | None:
+    """The page of the current flow run, which the queue in `folder` remembers; None without a flow run."""
+    from prefect.runtime import flow_run
+    from prefect.settings import PREFECT_API_URL
+
+    api = PREFECT_API_URL.value()
+    if flow_run.id is None or api is None:
+        return None
+    page = RunPage(api, UUID(flow_run.root_flow_run_id or flow_run.id))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / FILE, json.dumps({"api": page.api, "flow_run": str(page.flow_run)}) + "\n")
+    return page
+
+
+def page_of(folder: Path) -> RunPage | None:
+    """The page of the run that asked for the labels of the queue in `folder`, at the server of
+    PREFECT_API_URL if it is set, else at that of the run; None if no flow run asked.
+    """
+    if not (folder / FILE).exists():
+        return None
+    from prefect.settings import PREFECT_API_URL
+
+    found = json.loads((folder / FILE).read_text())
+    return RunPage(PREFECT_API_URL.value() or found["api"], UUID(found["flow_run"]))
 
 
 @contextlib.contextmanager
-def link_shown(flow_run: UUID | None, folder: Path, base: str, host: str) -> Iterator[None]:
-    """While the page of the queue in `folder` is served at `base`, the page of the flow run shows its
-    address, without a token; None: no run is suspended for the queue.
+def link_shown(folder: Path, base: str, host: str) -> Iterator[None]:
+    """While the page of the queue in `folder` is served at `base`, the page of the run that asked shows its
+    address, without a token.
     """
-    if flow_run is None:
+    page = page_of(folder)
+    if page is None:
         yield
         return
-    show(flow_run, linked(folder, base, host))
+    page.show(linked(folder, base, host))
     try:
         yield
     finally:
         closed = (folder / CLOSED).exists() or not folder.exists()
-        show(flow_run, "The run has its labels and went on." if closed else unserved(folder))
+        page.show("The run has its labels and went on." if closed else unserved(folder))
 
 
 def linked(folder: Path, base: str, host: str) -> str:
@@ -46,31 +124,3 @@ def linked(folder: Path, base: str, host: str) -> str:
 def unserved(folder: Path) -> str:
     """Markdown with the command that serves a queue."""
     return f"The page is not served now: `ratchet label {folder}` serves it."
-
-
-def show(flow_run: UUID, markdown: str) -> None:
-    """Create or change the artifact of the flow run; never fails."""
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
-    from prefect.client.schemas.filters import (
-        ArtifactFilter,
-        ArtifactFilterFlowRunId,
-        ArtifactFilterKey,
-    )
-
-    of_run = ArtifactFilter(
-        key=ArtifactFilterKey(any_=[KEY]), flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run])
-    )
-    title = "Page on which people compare answers"
-    try:
-        with get_client(sync_client=True) as client:
-            known = client.read_artifacts(artifact_filter=of_run)
-            for one in known:
-                client.update_artifact(one.id, ArtifactUpdate(data=markdown))
-            if not known:
-                made = ArtifactCreate(
-                    key=KEY, type="markdown", description=title, data=markdown, flow_run_id=flow_run
-                )
-                client.create_artifact(made)
-    except Exception as error:
-        log.warning("%s", redacted(f"the Prefect page was not updated: {type(error).__name__}: {error}"))

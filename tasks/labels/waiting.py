@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
-from ratchet.components.errors import ServiceError, redacted
+from ratchet.components.errors import ServiceError
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.stages.ask import QUEUE, Waiting, open_queue
 from ratchet.components.stages.job import Job
 from ratchet.components.storage.store import write_atomic
 from ratchet.tasks.labels.deadlines import drop_deadline, keep_deadline
-from ratchet.tasks.labels.run_page import show, unserved
+from ratchet.tasks.labels.run_page import page_of_this_run
 from ratchet.tasks.pipeline import Pipeline, Watcher
 from ratchet.tasks.tracking.alerts import LABELS, emit_alert
 
@@ -54,16 +54,8 @@ def announce(pipeline: Pipeline, stage: Stage) -> None:
     text = f"{run.name}: {stage.title}: waits for {labels} labels; `ratchet label {run.path}` serves the page"
     log.warning("%s", text)
     emit_alert(LABELS, run.name, text, {"stage": stage.name, "labels": labels})
-    _note(text)
-
-
-def _note(text: str) -> None:
-    from prefect.artifacts import create_markdown_artifact
-
-    try:
-        create_markdown_artifact(markdown=text, key="labels", description="People are asked for labels.")
-    except Exception as error:
-        log.warning("%s", redacted(f"the Prefect page was not updated: {type(error).__name__}: {error}"))
+    if page := page_of_this_run(queue_of(pipeline.store.home, stage.name, stage.key)):
+        page.show(text)
 
 
 def deployed_flow_run() -> UUID | None:
@@ -101,14 +93,7 @@ def suspend(queue: Waiting, flow_run: UUID) -> None:
     kept = None if end is None else keep_deadline(flow_run, end)
     record = {"flow_run": str(flow_run), "wanted": queue.wanted, "end": end, "automation": kept and str(kept)}
     write_atomic(queue.folder / FLOW_RUN, json.dumps(record) + "\n")
-    show(flow_run, unserved(queue.folder))
     suspend_flow_run(key=str(uuid4()))
-
-
-def suspended_flow_run(folder: Path) -> UUID | None:
-    """Id of the flow run that is suspended until the queue in `folder` is over; None without one."""
-    file = folder / FLOW_RUN
-    return UUID(json.loads(file.read_text())["flow_run"]) if file.exists() else None
 
 
 def resume_if_over(folder: Path, now: float) -> bool:

@@ -21,6 +21,7 @@ from uuid import UUID, uuid4
 import pytest
 import yaml
 from prefect.exceptions import NotPausedError
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from typer.testing import CliRunner
 
 from ratchet.components.data.groups import read_groups, write_groups
@@ -43,11 +44,11 @@ from ratchet.components.types import Artifact, Context, Group, Prompt, Trajector
 from ratchet.flows.cli import app
 from ratchet.tasks.labels.deadlines import drop_deadline, keep_deadline
 from ratchet.tasks.labels.readers import readers
-from ratchet.tasks.labels.run_page import link_shown, show, unserved
+from ratchet.tasks.labels.run_page import FILE, RunPage, link_shown, page_of, unserved
 from ratchet.tasks.labels.server import make_app, serving
 from ratchet.tasks.labels.simulated import answer, truth
 from ratchet.tasks.labels.tokens import issue
-from ratchet.tasks.labels.waiting import Asking, queue_of, resume_if_over, suspend, suspended_flow_run
+from ratchet.tasks.labels.waiting import Asking, queue_of, resume_if_over, suspend
 from ratchet.tasks.pipeline import Pipeline
 
 SIMULATED = {"simulated": [0.1], "verifier": "rewards.length"}
@@ -352,16 +353,26 @@ def test_a_run_that_waits_for_people_alerts_with_the_command_that_serves_the_pag
 ) -> None:
     sent: list[tuple[Any, ...]] = []
     monkeypatch.setattr("ratchet.tasks.labels.waiting.emit_alert", lambda *given: sent.append(given))
-    monkeypatch.setattr("ratchet.tasks.labels.waiting._note", lambda text: sent.append((text,)))
+    server = FakeServer()
+    monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: server)
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", str(UUID(int=8)))
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ROOT_FLOW_RUN_ID", str(UUID(int=7)))
     real = ["online.annotate=[{name: rewards.people, labels: 40}]"]
     for overrides, alerts in ((real, 2), ([], 0)):
         pipeline = Pipeline.open("tiny_people", home=tmp_path, profile="test", overrides=overrides)
         sent.clear()
-        for stage in pipeline.stages.values():
-            Asking(pipeline).started(stage, tmp_path)
-        assert len(sent) == 2 * alerts, "one alert and one note a round"
-        assert all("waits for 40 labels" in given[-1 if len(given) == 1 else 2] for given in sent)
+        with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:4200/api"}):
+            for stage in pipeline.stages.values():
+                Asking(pipeline).started(stage, tmp_path)
+        assert len(sent) == alerts, "one alert a round"
+        assert all("waits for 40 labels" in given[2] for given in sent)
         assert all(f"ratchet label {pipeline.run.path}" in str(given) for given in sent)
+        if not alerts:
+            continue
+        (note,) = server.artifacts.values()
+        assert note.data == sent[-1][2] and note.flow_run_id == UUID(int=7), "not the page of a round"
+        queue = queue_of(tmp_path, "ask_1", pipeline.stages["ask_1"].key)
+        assert page_of(queue) == RunPage("http://127.0.0.1:4200/api", UUID(int=7))
 
 
 @pytest.mark.parametrize(
@@ -467,15 +478,12 @@ def test_an_unanswered_queue_suspends_a_deployed_run_and_the_page_resumes_it_whe
     resumed: list[UUID] = []
     monkeypatch.setattr("prefect.flow_runs.resume_flow_run", resumed.append)
     monkeypatch.setattr("prefect.flow_runs.suspend_flow_run", lambda key: None)
-    server, shown = FakeServer(), []
+    server = FakeServer()
     monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: server)
-    monkeypatch.setattr("ratchet.tasks.labels.waiting.show", lambda *given: shown.append(given))
     queue, flow_run = open_queue(job), UUID(int=7)
     assert queue.wanted == 6 and not queue.is_over(time.time()) and queue.is_over(queue.end)
     assert not resume_if_over(queue.folder, queue.end), "no run is suspended"
-    assert suspended_flow_run(queue.folder) is None
     suspend(queue, flow_run)
-    assert suspended_flow_run(queue.folder) == flow_run and str(queue.folder) in shown[-1][1]
     assert len(server.automations) == 1
     skip = [Label(queue.items[0].id, "b", None, "skip", [0, 1], 1.0)]
     labels = [Label(one.id, "ann", 0, "choice", [0, 1], 1.0) for one in queue.items]
@@ -569,16 +577,20 @@ def test_the_flow_run_shows_the_address_of_the_page_while_it_is_served(
     server, run = FakeServer(), UUID(int=7)
     monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: server)
     folder = make_queue(tmp_path / "q", [Item("i", [], ["a", "b"])])
-    show(run, unserved(folder))
+    with link_shown(folder, "http://127.0.0.1:8765", "127.0.0.1"):
+        assert not server.artifacts, "no run waits for this queue"
+    page = {"api": "http://127.0.0.1:4200/api", "flow_run": str(run)}
+    (folder / FILE).write_text(json.dumps(page))
+    asking = page_of(folder)
+    assert asking == RunPage(page["api"], run)
+    asking.show(unserved(folder))
     (shown,) = server.artifacts.values()
     assert f"ratchet label {folder}" in shown.data
-    with link_shown(run, folder, "http://127.0.0.1:8765", "127.0.0.1"):
+    with link_shown(folder, "http://127.0.0.1:8765", "127.0.0.1"):
         assert "(http://127.0.0.1:8765)" in shown.data and socket.gethostname() in shown.data
     assert f"ratchet label {folder}" in shown.data
     issue(folder, ["ann"])
-    with link_shown(run, folder, "http://192.0.2.7:80", "192.0.2.7"):
+    with link_shown(folder, "http://192.0.2.7:80", "192.0.2.7"):
         assert "(http://192.0.2.7:80)" in shown.data and "personal links" in shown.data
         close_queue(folder)
     assert "went on" in shown.data and len(server.artifacts) == 1
-    with link_shown(None, folder, "http://127.0.0.1:8765", "127.0.0.1"):
-        assert "went on" in shown.data, "no run waits for this queue"
