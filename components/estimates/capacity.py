@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ratchet.components.errors import RecipeError
-from ratchet.components.estimates.costs import Cost
+from ratchet.components.estimates.cost import Cost
 from ratchet.components.estimates.memory import RESERVE, Parts
 from ratchet.components.recipes.profile import Hardware, Profile
 

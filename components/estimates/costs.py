@@ -1,53 +1,30 @@
 """Cost of each stage of a recipe on a profile: memory, disk, tokens, and time from measured or stated
 throughput.
 
-Answers count at their maximum length (`max_tokens`): token counts are upper bounds. Sizes of data sets come
-from curation if it has run, else from the recipe's limits, else they are unknown (nan).
+Tokens count answers at the mean length of an earlier run (`Observed`), without one at their maximum length
+(`max_tokens`), an upper bound. Sizes of data sets come from curation if it has run, else from the recipe's
+limits, else they are unknown (nan).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from ratchet.components.estimates.memory import PROCESS, STATE, Parts, bounded, trained, training
+from ratchet.components.estimates.cost import Cost, seconds
+from ratchet.components.estimates.memory import PROCESS, STATE, bounded, trained, training
+from ratchet.components.estimates.observed import Observed
 from ratchet.components.estimates.rates import Rates, adapter_key
 from ratchet.components.estimates.shape import Shape
-from ratchet.components.estimates.sizes import Sizes, Split, units
+from ratchet.components.estimates.sizes import Sizes, exchanges, units
+from ratchet.components.estimates.split import Split
 from ratchet.components.recipes.phases import section_at
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.schema import Recipe
 
 SAVED = 20.0  # bytes per token in a groups artifact: id, mask, log-prob and text, compressed
-
-
-@dataclass
-class Cost:
-    """Cost of one stage. `memory`: peak bytes on one device by part; `host`: bytes of host memory; tokens by
-    kind of work, and seconds; nan where they are unknown.
-    """
-
-    stage: Stage
-    memory: Parts = field(default_factory=dict)
-    host: float = 0.0
-    disk: float = 0.0
-    learn: float = 0.0
-    score: float = 0.0
-    sample: float = 0.0
-    adapter: str = ""
-    models: int = 0
-    seconds: float = math.nan
-
-    @property
-    def bytes(self) -> float:
-        return sum(self.memory.values())
-
-    @property
-    def tokens(self) -> float:
-        return self.learn + self.score + self.sample
 
 
 def estimate(
@@ -57,9 +34,10 @@ def estimate(
     shape: Shape,
     splits: Mapping[str, Split],
     rates: Rates | None,
+    observed: Observed | None = None,
 ) -> list[Cost]:
     """Cost of every stage."""
-    known = StageCosts(recipe, profile, shape, splits)
+    known = StageCosts(recipe, profile, shape, splits, observed)
     costs = []
     for stage in stages.values():
         known.phase = section_at(recipe, stage.phase) if stage.phase else None
@@ -68,18 +46,6 @@ def estimate(
         cost.seconds = seconds(cost, rates)
         costs.append(cost)
     return costs
-
-
-def seconds(cost: Cost, rates: Rates | None) -> float:
-    """Seconds from tokens, throughput and model loads; nan if any is unknown or there are no tokens. A stage
-    that trains (it has a `fit`) samples and scores on all ranks, any other one on the engines of one machine.
-    """
-    if rates is None or cost.tokens == 0:
-        return math.nan
-    learning = cost.learn / rates.learn[cost.adapter] if cost.learn else 0.0
-    inference = cost.score / rates.score + cost.sample / rates.sample
-    spread = rates.spread if "fit" in cost.stage.options else 1.0
-    return learning + inference / spread + cost.models * rates.load
 
 
 class StageCosts(Sizes):
@@ -98,24 +64,28 @@ class StageCosts(Sizes):
 
     def sft(self, stage: Stage) -> Cost:
         options = stage.options
-        split = self.split(options["data"], options["limit"], options["max_tokens"])
+        source, most = stage.inputs["data"], options["max_tokens"]
+        split = self.split(options["data"], options["limit"], most, source)
         cost = self.learned(stage, options["fit"], split, 1, self.shape)
         if options["validation"] and options["fit"]["validate_every"]:
-            validation = self.split(options["validation"], options["limit_validation"], options["max_tokens"])
+            source = stage.inputs.get("validation_data", source)
+            validation = self.split(options["validation"], options["limit_validation"], most, source)
             times = self.steps(options["fit"], split.groups) // options["fit"]["validate_every"] + 1
             cost.score = times * validation.groups * validation.tokens
         return cost
 
     def reward(self, stage: Stage) -> Cost:
         options = stage.options
-        split = self.split(options["data"], options["limit"], options["max_tokens"])
+        source, most = stage.inputs["data"], options["max_tokens"]
+        split = self.split(options["data"], options["limit"], most, source)
         if options.get("also"):
-            split = split + self.split(options["also"], None, options["max_tokens"])
+            split = split + self.split(options["also"], None, most, stage.inputs["also"])
         cost = self.learned(stage, options["fit"], split, 2, self.reward_shape)
-        validation = self.split(options["validation"], options["limit_validation"], options["max_tokens"])
+        cost.learn *= self.depth * self.pairs(split) / (2 * split.groups * split.tokens or 1)
+        source = stage.inputs.get("validation_data", source)
+        validation = self.split(options["validation"], options["limit_validation"], most, source)
         read = [validation, split] if options["linear_probe"] else [validation]
-        cost.score = self.depth * sum(one.groups * 2 * one.tokens for one in read)
-        cost.learn *= self.depth
+        cost.score = self.depth * sum(map(self.pairs, read))
         return cost
 
     def demonstrate(self, stage: Stage) -> Cost:
@@ -124,22 +94,25 @@ class StageCosts(Sizes):
         answer, each = rollout.get("max_tokens", 128), rollout.get("responses_per_prompt", 1)
         splits = [self.split(options[name], None, None) for name in ("data", "validation") if options[name]]
         known, tokens = sum(split.known for split in splits), max(split.tokens for split in splits)
-        prompts, text = sum(split.groups for split in splits), tokens + answer
+        prompts, usual = sum(split.groups for split in splits), self.observed.answer(stage.name, answer)
+        text, earlier = tokens + usual, exchanges(rollout)
         all_prompts = Split(prompts, tokens, max(split.longest for split in splits))
-        score = prompts * tokens + prompts * each * text * self.passes(options["annotate"])
+        read = prompts * (each * (earlier * text + tokens) if earlier else tokens)
+        score = read + prompts * (tokens + each * usual) * self.passes(options["annotate"])
         return Cost(
             stage,
             self.sampled(rollout, all_prompts) if options["rollout"] else self.scored(0, tokens=score),
             disk=known * each * text * SAVED,
             score=score,
-            sample=float(prompts * each * answer),
+            sample=float(prompts * each * usual),
             models=1,
         )
 
     def prepare_offline(self, stage: Stage) -> Cost:
         options = stage.options
-        split = self.split(options["data"], options["limit"], options["max_tokens"])
-        score = self.passes([*options["annotate"], *options["prepare"]]) * split.groups * 2 * split.tokens
+        split = self.split(options["data"], options["limit"], options["max_tokens"], stage.inputs["data"])
+        self.prepared = split
+        score = self.passes([*options["annotate"], *options["prepare"]]) * self.pairs(split)
         return Cost(
             stage,
             self.scored(0, tokens=score),
@@ -151,22 +124,24 @@ class StageCosts(Sizes):
     def optimise(self, stage: Stage) -> Cost:
         fit = stage.options["fit"]
         if stage.round is None:
-            section = self.phase
-            return self.learned(
-                stage, fit, self.split(section.data, section.limit, section.max_tokens), 2, self.shape
-            )
-        prompts, _, each = self.rollout_shape()
-        groups = Split(prompts * self.rounds_kept(stage), self.length())
-        return self.learned(stage, fit, groups, self.chosen(fit["updates"], each), self.shape)
+            cost = self.learned(stage, fit, self.prepared, 2, self.shape)
+            cost.learn *= self.pairs(self.prepared) / (2 * self.prepared.groups * self.prepared.tokens or 1)
+            return cost
+        rows = self.chosen(fit["updates"], self.rollout_shape()[2])
+        groups = Split(self.selected * self.rounds_kept(stage), self.length())
+        cost = self.learned(stage, fit, groups, rows, self.shape)
+        cost.learn *= self.texts(1, rows) / (rows * self.length())
+        return cost
 
     def rollout(self, stage: Stage) -> Cost:
-        prompts, answer, each = self.rollout_shape()
+        prompts, most, each = self.rollout_shape()
+        self.answer, self.selected = self.observed.answer(stage.name, most), prompts
         return Cost(
             stage,
             self.sampled(self.phase.rollout, replace(self.prompts(), groups=prompts)),
             disk=prompts * each * self.length() * SAVED,
             score=prompts * self.prompt(),
-            sample=float(prompts * each * answer),
+            sample=float(prompts * each * self.answer),
             models=1,
         )
 
@@ -175,7 +150,7 @@ class StageCosts(Sizes):
         passes = self.passes(stage.options["annotate"])
         watched = stage.options["watch"].get("kl_prompts", 0) if (stage.round or 0) > 1 else 0
         names = self.read("annotate", stage.options["annotate"]) | ({"policy"} if watched else set())
-        score = prompts * each * self.length() * passes + watched * self.length()
+        score = self.texts(prompts, each) * passes + self.texts(watched, 1)
         rewards = names & {*self.trained}
         return Cost(
             stage,
@@ -187,25 +162,26 @@ class StageCosts(Sizes):
 
     def propose(self, stage: Stage) -> Cost:
         prompts, _, each = self.rollout_shape()
-        tokens = prompts * each * self.length()
-        score = tokens * self.passes(stage.options["annotate"])
+        score = self.texts(prompts, each) * self.passes(stage.options["annotate"])
         memory = self.scored(len(self.trained), tokens=score)
-        return Cost(stage, memory, disk=tokens * SAVED, score=score, models=1)
+        return Cost(stage, memory, disk=prompts * each * self.length() * SAVED, score=score, models=1)
 
     def select(self, stage: Stage) -> Cost:
         prompts, _, each = self.rollout_shape()
-        rows = prompts * self.rounds_kept(stage) * self.chosen(self.phase.fit.updates, each)
-        passes = self.passes(stage.options["prepare"])
+        self.selected = self.kept(stage, prompts)
+        rows, groups = self.chosen(self.phase.fit.updates, each), self.selected * self.rounds_kept(stage)
+        score = self.texts(groups, rows) * self.passes(stage.options["prepare"])
         return Cost(
             stage,
-            self.scored(0, tokens=rows * self.length() * passes),
-            disk=rows * self.length() * SAVED,
-            score=rows * self.length() * passes,
+            self.scored(0, tokens=score),
+            disk=groups * rows * self.length() * SAVED,
+            score=score,
             models=1,
         )
 
     def improve(self, stage: Stage) -> Cost:
-        prompts, answer, each = self.rollout_shape()
+        prompts, most, each = self.rollout_shape()
+        self.answer = self.observed.answer(stage.name, most)
         options, groups = stage.options, Split(prompts * stage.options["rounds"], self.length())
         cost, *roles = [
             self.learned(stage, one["fit"], groups, each, self.shape)
@@ -226,21 +202,21 @@ class StageCosts(Sizes):
                 cost.disk + one.disk,
                 cost.learn + one.learn,
             )
-        rows = prompts * each * options["rounds"]
-        cost.score = (
-            rows * self.length() * self.passes([*options["annotate"], *options["prepare"]])
-            + rows / each * self.prompt()
-        )
-        cost.sample, cost.models = float(rows * answer), 2
+        asked, passes = prompts * options["rounds"], self.passes([*options["annotate"], *options["prepare"]])
+        cost.learn *= self.texts(1, each) / (each * self.length())
+        cost.score = self.texts(asked, each) * passes + asked * self.prompt()
+        cost.sample, cost.models = float(asked * each * self.answer), 2
         return cost
 
     def answers(self, stage: Stage) -> Cost:
         """Sampling of one arm; with best-of-n decoding, n times as many answers, each scored."""
         options, rollout, best_of = stage.options, stage.options["rollout"], stage.options.get("best_of")
         held_out = self.split(options["data"], options["prompts"], None)
-        answer, each = rollout.get("max_tokens", 128), rollout.get("responses_per_prompt", 1)
+        answer = self.observed.answer(stage.name, rollout.get("max_tokens", 128))
+        each = rollout.get("responses_per_prompt", 1)
         drawn, text = each * (best_of["n"] if best_of else 1), held_out.tokens + answer
-        chosen = held_out.groups * drawn * text * self.passes(best_of["annotate"]) if best_of else 0.0
+        read = held_out.groups * (held_out.tokens + drawn * answer)
+        chosen = read * self.passes(best_of["annotate"]) if best_of else 0.0
         return Cost(
             stage,
             self.sampled(rollout, held_out, drawn),
@@ -258,13 +234,14 @@ class StageCosts(Sizes):
         others = self.read("annotate", options["metrics"]) | self.read("measure", options["measures"])
         models = 1 + len(others - {"policy", *self.trained})
         score = 0.0
-        for arm in options["arms"].values():
+        for name, arm in options["arms"].items():
             held_out = self.split(arm["data"], options["prompts"], None)
-            answer = arm["rollout"].get("max_tokens", 128)
-            rows = held_out.groups * arm["rollout"].get("responses_per_prompt", 1)
+            answer = self.observed.answer(f"answers_{name}", arm["rollout"].get("max_tokens", 128))
+            each = arm["rollout"].get("responses_per_prompt", 1)
             reads = len(self.trained) * self.depth + self.passes(options["metrics"])
             human = min(options["perplexity_rows"], held_out.groups)
-            score += (rows * reads + human) * (held_out.tokens + answer)
+            score += held_out.groups * (held_out.tokens + each * answer) * reads
+            score += human * (held_out.tokens + answer)
         memory = self.scored(len(self.trained), models=models, tokens=score)
         return Cost(stage, memory, score=score, models=len(options["arms"]))
 

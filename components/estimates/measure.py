@@ -8,22 +8,25 @@ file.
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ratchet.components.inference.choose import engine_of
 from ratchet.components.models.load import load_tokenizer
 from ratchet.components.models.products import product_precision
+from ratchet.components.recipes.profile import engine_processes
 from ratchet.components.stages.train import make_learner
 from ratchet.components.storage.store import write_atomic
 from ratchet.components.training.packing import pack
 from ratchet.components.types import Group, Prompt, Request, Trajectory
 
 ANSWER = 16  # tokens sampled per row
+SECONDS = 3.0  # of repeated training, and of repeated scoring
 FIT = {
     "learning_rate": 1e-9,
     "betas": (0.9, 0.999),
@@ -65,9 +68,12 @@ def measure(
 def _measure_engine(
     model: Path, profile: Mapping[str, Any], *, length: int, prompt: int, each: int
 ) -> tuple[list[Group], dict[str, float]]:
-    """Random texts to train on, and the engine's load time and throughput. The engine is freed afterwards."""
-    started = time.monotonic()
-    engine = engine_of(profile, model)
+    """Random texts to train on, an engine's load time, and the throughput of as many engines as the profile
+    has, which share its threads. The engine is freed afterwards.
+    """
+    started, count = time.monotonic(), engine_processes(profile)
+    threads = max(1, (profile["threads"] or os.cpu_count() or 1) // count)
+    engine = engine_of({**profile, "threads": threads}, model)
     rng = random.Random(0)
     tokens = [t for t in range(len(load_tokenizer(model))) if t not in engine.contract.eos]
     texts = [
@@ -77,14 +83,14 @@ def _measure_engine(
     outputs = frozenset({"logprobs"})
     engine.score(texts[:1], outputs)  # warm-up
     load = time.monotonic() - started
-    score = _rate(len(texts) * length, lambda: engine.score(texts, outputs))
+    score = count * _rate(len(texts) * length, lambda: engine.score(texts, outputs))
     requests = [
         Request([rng.choice(tokens) for _ in range(prompt)], count=each, max_tokens=ANSWER, seed=i)
         for i in range(max(1, profile["max_num_seqs"] // each))
     ]
     engine.generate(requests[:1])
     started = time.monotonic()
-    sampled = sum(len(answer.tokens) for answers in engine.generate(requests) for answer in answers)
+    sampled = count * sum(len(answer.tokens) for answers in engine.generate(requests) for answer in answers)
     return texts, {"score": score, "sample": sampled / (time.monotonic() - started), "load": load}
 
 
@@ -94,10 +100,14 @@ def _text(ids: list[int]) -> Group:
     return Group(prompt, (Trajectory(({"role": "assistant", "content": "!"},), {"tokens": ids}, mask),))
 
 
-def _rate(count: int, work: Any) -> float:
-    started = time.monotonic()
+def _rate(count: int, work: Callable[[], object]) -> float:
+    """`count` a second of repeated work, without the first time, when kernels are chosen."""
     work()
-    return count / (time.monotonic() - started)
+    started, times = time.monotonic(), 0
+    while (taken := time.monotonic() - started) < SECONDS or not times:
+        work()
+        times += 1
+    return times * count / taken
 
 
 if __name__ == "__main__":

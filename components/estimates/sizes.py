@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ratchet.components.estimates.memory import (
@@ -17,7 +16,9 @@ from ratchet.components.estimates.memory import (
     sampling,
     scoring,
 )
+from ratchet.components.estimates.observed import Observed
 from ratchet.components.estimates.shape import Shape
+from ratchet.components.estimates.split import Split
 from ratchet.components.piece import describe
 from ratchet.components.recipes.check_models import prompt_tokens
 from ratchet.components.recipes.phases import sections
@@ -30,38 +31,25 @@ MAPPED = ("weights", "reward models")
 """Parts that engine processes of a machine share: weights are mapped from their files."""
 
 
-@dataclass(frozen=True)
-class Split:
-    """Size of a curated data set: number of groups (nan: unknown), the mean over groups of the longest
-    trajectory's length in tokens, and the greatest of these lengths (0: unknown, the mean counts).
-    """
-
-    groups: float
-    tokens: float
-    longest: float = 0.0
-
-    @property
-    def known(self) -> float:
-        """The number of groups, 0 while it is unknown."""
-        return 0 if math.isnan(self.groups) else self.groups
-
-    def __add__(self, other: Split) -> Split:
-        """Both data sets, with the mean length of all groups."""
-        groups, longest = self.groups + other.groups, max(self.longest, other.longest)
-        if math.isnan(groups):
-            return Split(groups, max(self.tokens, other.tokens), longest)
-        mean = (self.groups * self.tokens + other.groups * other.tokens) / max(groups, 1)
-        return Split(groups, mean, longest)
-
-
 class Sizes:
     """Sizes of a recipe on a profile. `phase`: section of the stage whose cost is counted, None outside of
-    phases.
+    phases. Tokens count answers at their `observed` mean length, memory at their maximum length.
     """
 
-    def __init__(self, recipe: Recipe, profile: Profile, shape: Shape, splits: Mapping[str, Split]) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        profile: Profile,
+        shape: Shape,
+        splits: Mapping[str, Split],
+        observed: Observed | None = None,
+    ) -> None:
         self.recipe, self.profile, self.shape, self.splits = recipe, profile, shape, splits
+        self.observed = observed or Observed()
         self.phase: Any = None
+        self.answer = 0.0  # mean length of the answers of the round whose stages are counted
+        self.selected = 0.0  # and the groups that it keeps
+        self.prepared = Split(math.nan, 0.0)  # what an offline phase learns from
         self.layout = Layout.of(profile)
         rewards = [one for one in sections(recipe) if isinstance(one.section, Reward)]
         self.trained = [model for one in rewards for model in one.models]
@@ -87,11 +75,24 @@ class Sizes:
         return self.split(self.phase.data, None, None)
 
     def length(self) -> float:
+        """Maximum length of a prompt with its answer."""
         return self.prompt() + self.rollout_shape()[1]
 
-    def split(self, name: str, limit: int | None, longest: int | None) -> Split:
-        """The curated split if known, else the recipe's bounds: `limit` groups of the maximum length."""
-        made = self.splits.get(name)
+    def texts(self, prompts: float, each: int) -> float:
+        """Tokens of prompts with `each` answers of the round whose cost is counted. A model reads a prompt
+        once.
+        """
+        return prompts * (self.prompt() + each * self.answer)
+
+    def pairs(self, split: Split) -> float:
+        """Tokens of the pairs of a data set, whose answers share a prompt; an answer may be all of a text."""
+        return split.groups * (split.tokens + self.observed.answer("", split.tokens))
+
+    def split(self, name: str, limit: int | None, longest: int | None, source: str = "curated") -> Split:
+        """The split that the stage `source` made if known, else the recipe's bounds: `limit` groups of the
+        maximum length.
+        """
+        made = self.splits.get(name) if source == "curated" else self.observed.data.get(source, {}).get(name)
         bound = prompt_tokens(self.recipe, name) or longest or 0
         groups, tokens = (made.groups, made.tokens) if made else (math.nan, float(bound))
         most = max(made.longest, tokens) if made else tokens
@@ -198,6 +199,10 @@ class Sizes:
             for spec in specs
             for model in describe("annotate", spec["name"]).named("models", spec)
         )
+
+    def kept(self, stage: Stage, groups: float) -> float:
+        """Number of groups that a stage keeps of `groups`."""
+        return min(groups, self.observed.groups.get(stage.name, groups))
 
     def chosen(self, updates: Mapping[str, Sequence[Mapping[str, Any]]], each: int) -> int:
         """Trained texts per prompt: two for a pairwise objective, else all."""

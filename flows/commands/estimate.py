@@ -10,6 +10,7 @@ from ratchet.components.errors import RecipeError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ratchet.components.estimates.observed import Observed
     from ratchet.tasks.pipeline import Pipeline
 
 
@@ -30,7 +31,7 @@ def print_estimate(console: Console, pipeline: Pipeline) -> None:
     """Print the table and its sums. `RecipeError` after it if the profile has too little memory."""
     from ratchet.components.estimates.capacity import check_capacity, gb
     from ratchet.flows.display import table_of
-    from ratchet.tasks.machine.calibration import costs_of, this_machine
+    from ratchet.tasks.machine.calibration import costs_of, observed, this_machine
 
     costs, rates, shape = costs_of(pipeline, measured=True)
     hardware = pipeline.profile.hardware
@@ -73,6 +74,7 @@ def print_estimate(console: Console, pipeline: Pipeline) -> None:
         if rates
         else "unknown until the model is downloaded and measured on this machine",
         "cost": _price(hardware, timed) if rates else "unknown without the time",
+        "answers": _answers(observed(pipeline)),
         "rates": _rates(rates, hardware),
     }
     for word, text in lines.items():
@@ -112,6 +114,12 @@ def _price(hardware: Any, seconds: float) -> str:
     if hardware.watts is not None:
         parts.append(f"{hours * hardware.watts / 1000:,.2f} kWh at {hardware.watts:g} W")
     return ", ".join(parts) or "unknown: the profile states no hardware.price_per_hour or watts"
+
+
+def _answers(seen: Observed) -> str:
+    if not seen.answers:
+        return "counted at their maximum length; after a first run, at the mean length there"
+    return f"counted at their mean length in {seen.run or 'this run'}"
 
 
 def _rates(rates: Any, hardware: Any) -> str:

@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet.components.errors import RecipeError, StageError
 from ratchet.components.estimates.capacity import check_capacity
-from ratchet.components.estimates.costs import Cost, estimate
+from ratchet.components.estimates.cost import Cost
+from ratchet.components.estimates.costs import estimate
+from ratchet.components.estimates.observed import Observed
 from ratchet.components.estimates.rates import Rates, adapters, stated_rates
 from ratchet.components.estimates.shape import Shape, read_shape, shape_of, tiny_shape
-from ratchet.components.estimates.sizes import Split
+from ratchet.components.estimates.split import Split
 from ratchet.components.inference.choose import SAMPLE
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.plain_values import plain
@@ -33,9 +35,12 @@ from ratchet.components.storage.store import digest, write_atomic
 from ratchet.tasks.machine.checks import existing
 from ratchet.tasks.machine.provenance import machine, packages
 from ratchet.tasks.machine.system import gpu_names
+from ratchet.tasks.process.launch import ENVIRONMENT
+from ratchet.tasks.tracking.outcome import run_files
 
 if TYPE_CHECKING:
     from ratchet.components.recipes.plan import Stage
+    from ratchet.components.types import Artifact
     from ratchet.tasks.pipeline import Pipeline
 
 PACKAGE = Path(__file__).parents[2]
@@ -58,7 +63,8 @@ def costs_of(pipeline: Pipeline, *, measured: bool) -> tuple[list[Cost], Rates |
         rates = machine_rates(pipeline, folder, round(length))
     elif rates is not None:
         rates = replace(rates, source=why or "not asked")
-    return estimate(recipe, profile, pipeline.stages, shape, splits, rates), rates, shape
+    costs = estimate(recipe, profile, pipeline.stages, shape, splits, rates, observed(pipeline))
+    return costs, rates, shape
 
 
 def with_cache(pipeline: Pipeline, stage: Stage) -> Mapping[str, Any]:
@@ -123,16 +129,41 @@ def model_shape(pipeline: Pipeline) -> tuple[Shape, Path | None]:
 
 
 def curated_splits(pipeline: Pipeline) -> dict[str, Split]:
-    """Number of groups, mean and most tokens of each split, if curation has run."""
+    """Sizes of the splits, if curation has run."""
     made = pipeline.store.get("curated", pipeline.stages["curated"].key)
-    if made is None:
-        return {}
+    return sizes_of(made) if made else {}
+
+
+def sizes_of(made: Artifact) -> dict[str, Split]:
+    """Number of groups, mean and most tokens of each data set that a stage made; none if it made no data."""
     from ratchet.components.data.parquet import read_parquet
 
+    if not (made.path / "statistics.parquet").exists():
+        return {}
     sizes: dict[str, list[int]] = {}
     for row in read_parquet(made.path / "statistics.parquet"):
         sizes.setdefault(row["split"], []).append(row["tokens"])
     return {name: Split(len(n), sum(n) / len(n), max(n)) for name, n in sizes.items()}
+
+
+def observed(pipeline: Pipeline) -> Observed:
+    """What the newest runs of the recipe in this home sampled and kept; the pipeline's own stages count
+    first.
+    """
+    store, own = pipeline.store, {name: stage.key for name, stage in pipeline.stages.items()}
+    runs = {"": own} | {
+        run["run"]: run["stages"]
+        for file in reversed(run_files(store.home))
+        if (run := json.loads(file.read_text()))["recipe"] == pipeline.recipe.name
+    }
+    found: dict[str, Artifact] = {}
+    used = ""
+    for run, keys in runs.items():
+        for name in (own.keys() & keys.keys()) - found.keys() - {"curated"}:
+            if (made := store.get(name, keys[name])) is not None:
+                found[name], used = made, used or run
+    data = {name: sizes for name, made in found.items() if (sizes := sizes_of(made))}
+    return Observed.of({name: made.meta for name, made in found.items()}, data, used)
 
 
 def typical_length(pipeline: Pipeline, splits: Mapping[str, Split]) -> float:
@@ -183,7 +214,7 @@ def _measured(ask: Mapping[str, Any]) -> dict[str, Any]:
         path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
         done = subprocess.run(
             [sys.executable, "-m", "ratchet.components.estimates.measure", str(request), str(answer)],
-            env={**os.environ, "PYTHONPATH": path},
+            env={**ENVIRONMENT, **os.environ, "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -23,9 +23,11 @@ from ratchet.components.estimates.memory import (
     training,
     vllm_cache,
 )
+from ratchet.components.estimates.observed import Observed
 from ratchet.components.estimates.rates import Rates, adapter_key, engine_devices, stated_rates
 from ratchet.components.estimates.shape import Shape, count, read_shape, shape_of, tiny_shape
-from ratchet.components.estimates.sizes import Sizes, Split
+from ratchet.components.estimates.sizes import Sizes
+from ratchet.components.estimates.split import Split
 from ratchet.components.recipes.plan import plan
 from ratchet.components.recipes.profile import Hardware, Profile, Vllm
 from ratchet.components.recipes.recipe import load
@@ -217,15 +219,71 @@ def test_a_round_counts_what_it_samples_scores_and_learns() -> None:
     splits = {"prompts": Split(600, 50.0), "sft": Split(290, 120.0), "reward": Split(500, 130.0)}
     costs = {c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), SMOL, splits, None)}
     assert costs["rollout_1"].sample == 64 * 6 * 40
-    assert costs["annotate_1"].score == pytest.approx(64 * 6 * 90 * 12 / 30), (
-        "the reward model has 12 of 30 layers"
+    assert costs["annotate_1"].score == pytest.approx(64 * (50 + 6 * 40) * 12 / 30), (
+        "the reward model has 12 of 30 layers and reads a prompt once"
     )
     assert costs["annotate_2"].score - costs["annotate_1"].score == pytest.approx(24 * 90), (
         "the KL of 24 prompts"
     )
-    assert costs["select_1"].score == 64 * 2 * 90 and costs["optimise_1"].learn == 64 * 2 * 90, (
-        "pairs: two answers a prompt"
+    assert costs["select_1"].score == 64 * (50 + 2 * 40), "pairs: two answers a prompt"
+    assert costs["optimise_1"].learn == pytest.approx(64 * (50 + 2 * 40))
+
+
+def test_an_earlier_run_says_how_long_answers_are_and_how_many_groups_are_kept() -> None:
+    """Memory is counted at the maximum length as before."""
+    recipe, profile = load("chat", profile="test")
+    splits = {"prompts": Split(600, 50.0), "evaluate": Split(10, 50.0)}
+    rounds = {
+        f"rollout_{n}": {"tokens": 384 * mean, "counts": {"responses": 384}} for n, mean in ((1, 10), (2, 20))
+    }
+    kept = {
+        "select_1": {"counts": {"groups before": 64, "groups after best_worst": 60, "groups after x": 16}}
+    }
+    seen = Observed.of({**rounds, **kept, "curated": {}})
+    stages = plan(recipe, profile)
+    bound = {c.stage.name: c for c in estimate(recipe, profile, stages, SMOL, splits, None)}
+    costs = {c.stage.name: c for c in estimate(recipe, profile, stages, SMOL, splits, None, seen)}
+    assert [costs[f"rollout_{n}"].sample for n in (1, 2)] == [64 * 6 * 10, 64 * 6 * 20]
+    assert costs["rollout_3"].sample == 64 * 6 * 15, "a stage that did not run: the mean of the others"
+    assert costs["annotate_1"].score == pytest.approx(64 * (50 + 6 * 10) * 12 / 30)
+    assert costs["select_1"].score == 16 * (50 + 2 * 10)
+    assert costs["optimise_1"].learn == pytest.approx(16 * (50 + 2 * 10))
+    assert costs["select_2"].score == 64 * (50 + 2 * 20)
+    assert costs["answers_base"].sample == bound["answers_base"].sample * 15 / 40
+    for name in ("rollout_1", "optimise_1", "answers_base"):
+        assert costs[name].memory == bound[name].memory
+    improve, _ = load("rloo", profile="test")
+    (steps,) = (
+        c
+        for c in estimate(
+            improve, profile, plan(improve, profile), SMOL, {"prompts": Split(9, 8.0)}, None, seen
+        )
+        if c.stage.does == "improve"
     )
+    options = steps.stage.options
+    prompts, each = (
+        options["rounds"] * options["prompts_per_round"],
+        options["rollout"]["responses_per_prompt"],
+    )
+    assert steps.sample == prompts * each * 15
+    assert steps.learn == pytest.approx(prompts * (8 + each * 15))
+
+
+def test_data_that_a_stage_makes_from_answers_have_the_sizes_of_an_earlier_run() -> None:
+    recipe, profile = load("instruct", profile="test")
+    made = {"sft": Split(100, 60.0), "reward": Split(30, 70.0), "reward_validation": Split(8, 70.0)}
+    seen = Observed.of(
+        {"rollout_1": {"tokens": 200, "counts": {"responses": 10}}},
+        {"demonstrations": made, "preferences": {**made, "reward": Split(90, 50.0)}},
+    )
+    stages = plan(recipe, profile)
+    unknown = {c.stage.name: c for c in estimate(recipe, profile, stages, SMOL, {}, None)}
+    costs = {c.stage.name: c for c in estimate(recipe, profile, stages, SMOL, {}, None, seen)}
+    assert math.isnan(unknown["sft"].learn) and costs["sft"].learn == 2 * 100 * 60, "two epochs"
+    both = 30 * (70 + 20) + 90 * (50 + 20)
+    assert costs["reward"].learn == pytest.approx(both * 20 / 30, rel=0.02), "20 of 30 layers, mean lengths"
+    assert costs["reward"].score == pytest.approx(8 * (70 + 20) * 20 / 30)
+    assert costs["offline"].learn == pytest.approx(90 * (50 + 20)) and costs["pairs"].score == 90 * (50 + 20)
 
 
 @pytest.mark.parametrize(("tokens", "engines"), [(2048, 1), (2049, 2), (10**6, 2)])
@@ -245,7 +303,7 @@ def test_scores_that_choose_pairs_for_people_are_counted() -> None:
     recipe, profile = load("chat", profile="test", overrides=[change, select])
     splits = {"prompts": Split(600, 50.0), "sft": Split(290, 120.0), "reward": Split(500, 130.0)}
     costs = {c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), SMOL, splits, None)}
-    assert costs["propose_1"].score == pytest.approx(64 * 6 * 90 * 12 / 30)
+    assert costs["propose_1"].score == pytest.approx(64 * (50 + 6 * 40) * 12 / 30)
 
 
 @pytest.mark.parametrize(
@@ -280,9 +338,10 @@ def test_demonstrations_are_sampled_on_both_splits() -> None:
     recipe, profile = load("instruct", profile="test")
     splits = {"demonstrate": Split(240, 40.0), "demonstrate_validation": Split(40, 40.0)}
     costs = {c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), SMOL, splits, None)}
-    assert (
-        costs["demonstrated"].sample == (240 + 40) * 6 * 48 and costs["demonstrated"].score == (240 + 40) * 40
-    ), "a verifier asks no model"
+    assert costs["demonstrated"].sample == (240 + 40) * 6 * 48
+    assert costs["demonstrated"].score == (240 + 40) * 6 * (40 + 40 + 48), (
+        "each prompt with an exchange before it; a verifier asks no model"
+    )
     assert math.isnan(costs["compared"].sample), "the number of prompts is unknown before curation"
 
 
@@ -290,9 +349,8 @@ def test_every_member_of_an_ensemble_reads_every_answer() -> None:
     recipe, profile = load("reward_ensemble", profile="test")
     splits = {"prompts": Split(600, 50.0), "evaluate": Split(10, 50.0)}
     costs = {c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), SMOL, splits, None)}
-    assert costs["annotate_1"].score == 12 * 4 * (50 + 24) * 3 and costs["select_1"].score == 12 * 2 * (
-        50 + 24
-    )
+    assert costs["annotate_1"].score == 12 * (50 + 4 * 24) * 3
+    assert costs["select_1"].score == 12 * (50 + 2 * 24)
     assert costs["evaluate"].score == 2 * 10 * (50 + 24) * (3 + 1), (
         "of two arms: answers by each reward model, and people's replies"
     )
@@ -435,13 +493,14 @@ def test_training_and_sampling_are_divided_by_the_devices_of_all_machines() -> N
     trains, scores = 989e12 * 0.25, 989e12 * 0.18  # FLOP/s of a device
     passed = 2 * 8_030_261_248  # FLOP of a token forward
     # 20,000 prompts of 1,024 tokens, 8 answers of 2,048, all read by the reward model
-    assert costs["annotate_1"] == pytest.approx(20_000 * 8 * 3072 * passed / (32 * scores) + 60)
+    assert costs["annotate_1"] == pytest.approx(20_000 * (1024 + 8 * 2048) * passed / (32 * scores) + 60)
     # 512 rows at a time; a step reads the weights (2 P) and 512 × 3,072 tokens of 4 × 32 layers × 1,024 bytes
     step = (passed + 512 * 3072 * 4 * 32 * 1024) / (32 * 3350e9 * 0.6)
     prompts = 20_000 * 1024 * passed / (32 * scores)
     assert costs["rollout_1"] == pytest.approx(20_000 * 8 * 2048 / 512 * step + prompts + 60)
     # two answers a prompt, two epochs; forward, again for checkpointing, and backward: 4 passes
-    assert costs["optimise_1"] == pytest.approx(20_000 * 2 * 2 * 3072 * 4 * passed / (32 * trains) + 180)
+    pairs = 20_000 * (1024 + 2 * 2048)
+    assert costs["optimise_1"] == pytest.approx(pairs * 2 * 4 * passed / (32 * trains) + 180)
     # 500,000 texts of 8,192 tokens; 1,000 texts of validation 16 times, which the ranks share
     texts = 500_000 * 4 / trains + 16 * 1000 / scores
     assert costs["sft"] == pytest.approx(texts * 8192 * passed / 32 + 180)

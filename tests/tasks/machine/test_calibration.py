@@ -1,0 +1,35 @@
+"""Inputs of estimates from earlier runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ratchet.tasks.machine.calibration import observed
+from ratchet.tasks.pipeline import Pipeline
+
+
+def opened(home: Path, seed: int, recipe: str = "online_dpo") -> Pipeline:
+    pipeline = Pipeline.open(recipe, home=home, profile="test", overrides=[f"seed={seed}"])
+    pipeline.begin()
+    return pipeline
+
+
+def publish(pipeline: Pipeline, stage: str, meta: dict[str, Any]) -> None:
+    key = pipeline.stages[stage].key
+    with pipeline.store.working(stage, key) as work:
+        pipeline.store.publish(work, stage, key, "groups", [], meta)
+
+
+def test_the_newest_run_of_the_recipe_says_what_it_sampled_and_kept(tmp_path: Path) -> None:
+    """The pipeline's own stages count first, then runs from the newest to the oldest; others never."""
+    assert observed(opened(tmp_path, 0)).answers == {}
+    for seed, recipe, tokens in ((1, "online_dpo", 100), (2, "online_dpo", 200), (3, "raft", 900)):
+        publish(opened(tmp_path, seed, recipe), "rollout_1", {"tokens": tokens, "counts": {"responses": 10}})
+    first = opened(tmp_path, 1)
+    publish(first, "select_1", {"counts": {"groups before": 9, "groups after best_worst": 5}})
+    now = opened(tmp_path, 4)
+    publish(now, "rollout_2", {"tokens": 300, "counts": {"responses": 10}})
+    found = observed(now)
+    assert found.answers == {"rollout_1": 10.0, "rollout_2": 30.0} and found.groups == {"select_1": 5}
+    assert observed(opened(tmp_path, 2)).answers["rollout_1"] == 20.0
