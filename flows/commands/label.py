@@ -111,12 +111,15 @@ def label(
         return take_labels(Path(source), take)
     folder = _queue_folder(source, home, stage)
     if close:
+        from ratchet.components.labels.labels import read_labels
         from ratchet.components.labels.queue_files import close_queue
 
         if not (folder / "items.jsonl").exists():
             raise RecipeError(
                 f"{folder}: no labelling queue to close; `ratchet label` without --close makes one"
             )
+        if not read_labels(folder):
+            raise RecipeError(f"{folder}: no label yet, without which a run cannot go on; not closed")
         typer.echo(f"{folder}: closed with {len(close_queue(folder))} labels")
         _resume(folder)
         return None
@@ -131,6 +134,7 @@ def label(
     from ratchet.tasks.labels.fill import fill
     from ratchet.tasks.labels.server import is_loopback
     from ratchet.tasks.labels.tokens import FILE, checked, digests, uses_tokens
+    from ratchet.tasks.labels.waiting import reopen_without_labels
     from ratchet.tasks.tracking.outcome import find_run
     from ratchet.tasks.tracking.server import tracking_uri
 
@@ -154,6 +158,8 @@ def label(
         run = find_run(source, home)
         pairs = {"labels": labels, "common": common, "select": select, "repeats": repeats, "planted": planted}
         typer.echo(fill(folder, run, settings, stage=stage, seed=seed, **pairs))
+    if reopen_without_labels(folder):
+        typer.echo("the queue was closed without a label and takes some again; `ratchet run` waits for them")
     _serve(folder, host, port, names, server)
 
 

@@ -14,9 +14,13 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+from filelock import FileLock
+
 from ratchet.components.errors import ServiceError
+from ratchet.components.labels.labels import read_labels
+from ratchet.components.labels.queue_files import CLOSED, WRITING
 from ratchet.components.recipes.plan import Stage
-from ratchet.components.stages.ask import QUEUE, Waiting, open_queue
+from ratchet.components.stages.ask import OPENED, QUEUE, Waiting, open_queue
 from ratchet.components.stages.job import Job
 from ratchet.components.storage.store import write_atomic
 from ratchet.tasks.labels.deadlines import drop_deadline, keep_deadline
@@ -94,6 +98,16 @@ def suspend(queue: Waiting, flow_run: UUID) -> None:
     record = {"flow_run": str(flow_run), "wanted": queue.wanted, "end": end, "automation": kept and str(kept)}
     write_atomic(queue.folder / FLOW_RUN, json.dumps(record) + "\n")
     suspend_flow_run(key=str(uuid4()))
+
+
+def reopen_without_labels(folder: Path) -> bool:
+    """Take labels again if the queue was closed with none; whether it was. The deadline counts anew."""
+    with FileLock(folder / WRITING, thread_local=False):
+        if not (folder / CLOSED).exists() or read_labels(folder):
+            return False
+        (folder / OPENED).unlink(missing_ok=True)
+        (folder / CLOSED).unlink()
+        return True
 
 
 def resume_if_over(folder: Path, now: float) -> bool:

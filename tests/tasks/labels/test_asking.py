@@ -48,7 +48,7 @@ from ratchet.tasks.labels.run_page import FILE, RunPage, link_shown, page_of, un
 from ratchet.tasks.labels.server import make_app, serving
 from ratchet.tasks.labels.simulated import answer, truth
 from ratchet.tasks.labels.tokens import issue
-from ratchet.tasks.labels.waiting import Asking, queue_of, resume_if_over, suspend
+from ratchet.tasks.labels.waiting import Asking, queue_of, reopen_without_labels, resume_if_over, suspend
 from ratchet.tasks.pipeline import Pipeline
 
 SIMULATED = {"simulated": [0.1], "verifier": "rewards.length"}
@@ -195,9 +195,12 @@ def test_after_the_deadline_a_round_goes_on_with_fewer_labels_but_not_with_none(
     (folder / "opened").write_text("0")
     with pytest.raises(DataError, match="deadline"):
         ask(job)
-    (folder / "closed").unlink()
+    assert reopen_without_labels(folder), "`ratchet label RUN` does, so that another attempt can end"
+    assert not (folder / "opened").exists() and not reopen_without_labels(folder)
     append_durably(folder / "labels.jsonl", [Label(read_items(folder)[0].id, "a", 1, "choice", [0, 1], 1.0)])
+    (folder / "opened").write_text("0")
     assert ask(job)["counts"]["labels"] == 1
+    assert not reopen_without_labels(folder), "it has a label"
 
 
 def test_waiting_counts_no_skips_and_ends_at_the_deadline_or_when_closed(tmp_path: Path) -> None:
@@ -302,14 +305,15 @@ def test_a_random_clicker_is_found_in_the_queue_of_a_round_within_40_labels(job:
 
 def test_a_closed_queue_takes_no_label(tmp_path: Path) -> None:
     make_queue(tmp_path, [Item("i", [], ["a", "b"])])
+    close = ["label", str(tmp_path), "--close"]
+    assert isinstance(CliRunner().invoke(app, close).exception, RecipeError), "a run needs a label"
     with Queue(tmp_path) as queue:
-        assert queue.next("ann")
-        done = CliRunner().invoke(app, ["label", str(tmp_path), "--close"])
-        assert "closed with 0 labels" in done.output
+        queue.submit(Label("i", "ben", 0, "choice", [0, 1], 1.0))
+        assert "closed with 1 labels" in CliRunner().invoke(app, close).output
         assert queue.next("ann") is None
         with pytest.raises(Taken):
             queue.submit(Label("i", "ann", 0, "choice", [0, 1], 1.0))
-    assert read_labels(tmp_path) == []
+    assert [label.annotator for label in read_labels(tmp_path)] == ["ben"]
 
 
 def test_scores_are_means_over_labels() -> None:
