@@ -80,7 +80,8 @@ def _data(planner: Planner) -> None:
     checked = verifiers(planner.recipe)
     options = {
         "section": data,
-        **({} if data.splits else {"read": sorted(read_splits(planner.recipe))}),
+        # of two duplicates the later split loses its own, and a key does not know the order of a mapping
+        **({"order": list(data.splits)} if data.splits else {"read": sorted(read_splits(planner.recipe))}),
         **({"verifiers": checked} if checked else {}),
     }
     inputs = {"raw": raw, "policy": planner.policy}

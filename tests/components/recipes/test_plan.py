@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -174,3 +175,13 @@ def test_a_name_that_two_slots_share_is_in_the_keys_of_both() -> None:
         assert modules <= {module for module, _ in starts("improve", {"select": [{"name": name}]})}
     ill = starts("improve", {"health": {"entropy": {"limit": 1.0, "action": "warn"}}})
     assert ("ratchet.components.pieces.health.entropy", "entropy") in ill
+
+
+def test_the_order_of_splits_is_in_the_key_of_their_curation() -> None:
+    """Of two near duplicates that of the later split goes, so two orders make two data sets."""
+    recipe, profile = load("online_dpo")
+    splits = recipe.data.splits
+    assert splits and len(splits) > 1
+    other = replace(recipe, data=replace(recipe.data, splits=dict(reversed(splits.items()))))
+    keys = [plan(one, profile)["drafts"].key for one in (recipe, other, recipe)]
+    assert keys[0] != keys[1] and keys[0] == keys[2]
