@@ -212,7 +212,7 @@ def _serve(folder: Path, host: str, port: int, names: Sequence[str], team: str) 
             typer.echo(f"{name:<10} {link}")
         typer.echo(f"page       {base}")
         typer.echo("Ctrl-C stops it; every label is on disk already.")
-        with link_shown(folder, base, host):
+        with link_shown(folder, base, host, team=bool(team)):
             _until_closed(queue, folder)
 
 

@@ -23,7 +23,7 @@ def checked_server(uri: str) -> str:
         raise RecipeError(
             f"--team: MLFLOW_TRACKING_URI: expected the team server's http address, got {redacted(uri)}"
         )
-    if _status(uri, "nobody", None) != 401:
+    if _status(uri, "anonymous", None) != 401:
         raise RecipeError(f"--team: {redacted(uri)} has no accounts; start MLflow with --app-name basic-auth")
     return uri
 

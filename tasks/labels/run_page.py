@@ -94,15 +94,15 @@ def page_of(folder: Path) -> RunPage | None:
 
 
 @contextlib.contextmanager
-def link_shown(folder: Path, base: str, host: str) -> Iterator[None]:
+def link_shown(folder: Path, base: str, host: str, *, team: bool = False) -> Iterator[None]:
     """While the page of the queue in `folder` is served at `base`, the page of the run that asked shows its
-    address, without a token.
+    address, without a token. `team`: accounts of the team server sign in.
     """
     page = page_of(folder)
     if page is None:
         yield
         return
-    page.show(linked(folder, base, host))
+    page.show(linked(folder, base, host, team=team))
     try:
         yield
     finally:
@@ -110,7 +110,7 @@ def link_shown(folder: Path, base: str, host: str) -> Iterator[None]:
         page.show("The run has its labels and went on." if closed else unserved(folder))
 
 
-def linked(folder: Path, base: str, host: str) -> str:
+def linked(folder: Path, base: str, host: str, *, team: bool = False) -> str:
     """Markdown with the address of a served page, and who can open it."""
     from ratchet.tasks.labels.server import is_loopback
     from ratchet.tasks.labels.tokens import uses_tokens
@@ -118,6 +118,8 @@ def linked(folder: Path, base: str, host: str) -> str:
     text = f"[Compare answers]({base}), served at {base}."
     if is_loopback(host):
         text += f" It opens on the machine {socket.gethostname()} only."
+    if team:
+        return text + " Annotators sign in with their account of the team server."
     return text + (" Annotators open it by their personal links." if uses_tokens(folder) else "")
 
 

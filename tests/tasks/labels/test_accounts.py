@@ -106,7 +106,7 @@ def test_without_a_team_server_no_password_is_right(folder: Path) -> None:
         assert signed_in(TestClient(make_app(queue, host="0.0.0.0")), "ann", PASSWORD)[0] == 403
 
 
-def test_a_personal_link_is_valid_beside_accounts(team: str, folder: Path) -> None:
+def test_a_personal_link_is_valid_where_accounts_are(team: str, folder: Path) -> None:
     token = issue(folder, ["ben"])["ben"]
     with Queue(folder) as queue:
         client = TestClient(make_app(queue, team=team), base_url="http://localhost")
@@ -152,7 +152,7 @@ def test_a_server_without_accounts_is_refused() -> None:
 
 @pytest.fixture
 def mlflow(tmp_path: Path) -> Iterator[str]:
-    """A real MLflow server with the account `ann` beside its administrator."""
+    """A real MLflow server with the accounts `ann` and `admin`."""
     if importlib.util.find_spec("flask_wtf") is None:
         pytest.skip("not installed: flask-wtf (the extra team)")
     (tmp_path / "auth.ini").write_text(

@@ -593,6 +593,8 @@ def test_the_flow_run_shows_the_address_of_the_page_while_it_is_served(
     with link_shown(folder, "http://127.0.0.1:8765", "127.0.0.1"):
         assert "(http://127.0.0.1:8765)" in shown.data and socket.gethostname() in shown.data
     assert f"ratchet label {folder}" in shown.data
+    with link_shown(folder, "http://192.0.2.7:80", "192.0.2.7", team=True):
+        assert "account of the team server" in shown.data and "personal links" not in shown.data
     issue(folder, ["ann"])
     with link_shown(folder, "http://192.0.2.7:80", "192.0.2.7"):
         assert "(http://192.0.2.7:80)" in shown.data and "personal links" in shown.data
