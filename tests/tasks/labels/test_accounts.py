@@ -101,6 +101,12 @@ def test_a_wrong_password_and_a_name_that_is_no_pseudonym_get_no_token(
     assert not (folder / "annotators.json").exists()
 
 
+def test_with_accounts_a_pseudonym_is_not_enough_on_this_machine_either(team: str, folder: Path) -> None:
+    with Queue(folder) as queue:
+        client = TestClient(make_app(queue, team=team), base_url="http://localhost")
+        assert client.get("/api/next", headers={"X-Annotator": "ann"}).status_code == 401
+
+
 def test_without_a_team_server_no_password_is_right(folder: Path) -> None:
     with Queue(folder) as queue:
         assert signed_in(TestClient(make_app(queue, host="0.0.0.0")), "ann", PASSWORD)[0] == 403

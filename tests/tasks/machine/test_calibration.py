@@ -26,10 +26,13 @@ def test_the_newest_run_of_the_recipe_says_what_it_sampled_and_kept(tmp_path: Pa
     assert observed(opened(tmp_path, 0)).answers == {}
     for seed, recipe, tokens in ((1, "online_dpo", 100), (2, "online_dpo", 200), (3, "raft", 900)):
         publish(opened(tmp_path, seed, recipe), "rollout_1", {"tokens": tokens, "counts": {"responses": 10}})
-    first = opened(tmp_path, 1)
-    publish(first, "select_1", {"counts": {"groups before": 9, "groups after best_worst": 5}})
-    now = opened(tmp_path, 4)
+    publish(opened(tmp_path, 1), "select_1", {"counts": {"groups before": 9, "groups after best_worst": 5}})
+    now, other = opened(tmp_path, 4), opened(tmp_path, 5)
     publish(now, "rollout_2", {"tokens": 300, "counts": {"responses": 10}})
+    publish(other, "rollout_2", {"tokens": 700, "counts": {"responses": 10}})
+    opened(tmp_path, 1)
+    for pipeline in (other, opened(tmp_path, 3, "raft")):  # these begin last
+        pipeline.begin()
     found = observed(now)
     assert found.answers == {"rollout_1": 10.0, "rollout_2": 30.0} and found.groups == {"select_1": 5}
     assert observed(opened(tmp_path, 2)).answers["rollout_1"] == 20.0
