@@ -534,7 +534,7 @@ def test_recipes_are_listed_by_family_with_their_verdict(monkeypatch: pytest.Mon
         for row in json.loads(CliRunner().invoke(app, ["recipes", "list", "--json"]).output)
     }
     assert rows["rloo"]["verdict"] == "holds" and rows["bandit"]["verdict"] == "holds"
-    assert rows["dpo_hh"]["verdict"] == "" and rows["chat"]["verdict"] == "not measured"
+    assert rows["dpo_hh"]["verdict"] == "" and rows["instruct"]["verdict"] == "not measured"
     assert rows["rloo"]["family"] == "Online learning, in on-policy steps"
     text = CliRunner().invoke(app, ["recipes", "list"]).output
     assert text.index("Offline preference learning") < text.index("\n  dpo ") < text.index("\n  ppo ")
