@@ -8,15 +8,19 @@ from itertools import groupby
 
 from ratchet.components.piece import piece
 from ratchet.components.pieces.selectors.pairs import bare, drawn, of_kind, pair
+from ratchet.components.recipes.ranges import Share
 from ratchet.components.types import Context, Group, Trajectory
 
 
 @piece(reads=("margin",), writes=("margin",), makes="pairs", paper="arXiv:2309.16155")
-def off_topic(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.instructions") -> list[Group]:
-    """Adds one pair of kind `off_topic` per prompt: the first chosen answer against an answer that was chosen
-    for another question (`meta["question"]`), with an instruction of the same family if there is one, so that
-    only the question distinguishes the two. Otherwise a policy optimised against a verifier learns answers
-    that obey and fit any question ('{"type": "json"}'). The choice depends on seed and prompt id only.
+def off_topic(
+    groups: Sequence[Group], ctx: Context, *, reward: str = "reward.instructions", share: Share = 1.0
+) -> list[Group]:
+    """Adds a pair of kind `off_topic` to a `share` of the prompts: the first chosen answer against an answer
+    that was chosen for another question (`meta["question"]`), with an instruction of the same family if there
+    is one, so that only the question distinguishes the two. Otherwise a policy optimised against a verifier
+    learns answers that obey and fit any question ('{"type": "json"}'); from too many such pairs it learns to
+    repeat the question. The choice depends on seed and prompt ids only.
     """
     prompts = [list(members) for _, members in groupby(groups, key=lambda group: group.prompt.id)]
     chosen: dict[str, list[tuple[str, Trajectory]]] = defaultdict(list)
@@ -24,9 +28,13 @@ def off_topic(groups: Sequence[Group], ctx: Context, *, reward: str = "reward.in
         entry = (_question(first), bare(first.trajectories[0]))
         chosen[first.prompt.meta["instruction"]["family"]].append(entry)
     everything = [entry for entries in chosen.values() for entry in entries]
+    ids = [members[0].prompt.id for members in prompts]
+    shared = set(drawn(ids, str(ctx.seed))[: round(share * len(ids))])
     made: list[Group] = []
     for pairs in prompts:
         made += pairs
+        if pairs[0].prompt.id not in shared:
+            continue
         first, own = pairs[0], _question(pairs[0])
         family = chosen[first.prompt.meta["instruction"]["family"]]
         others = [t for question, t in family if question != own] or [

@@ -243,6 +243,15 @@ def test_off_topic_rejects_an_answer_to_another_question_with_an_instruction_of_
     )
     alone = contrast([SHORT, LONG], Context(), per_prompt=1, share=0.0)
     assert off_topic(alone, Context()) == alone
+    for share, number in ((0.0, 0), (0.4, 2), (1.0, 5)):
+        some = off_topic(pairs, Context(), share=share)
+        more = [p for p in some if p.prompt.meta["pair"]["kind"] == "off_topic"]
+        assert len(more) == number and all(texts(p) == found[p.prompt.id] for p in more)
+    drawn = {
+        tuple(p.prompt.id for p in off_topic(pairs, Context(seed=seed), share=0.4))
+        for seed in (0, 0, 1, 2, 3, 4)
+    }
+    assert len(drawn) > 1, "the seed draws the prompts"
 
 
 def test_by_prompt_puts_the_pairs_of_a_prompt_in_one_group() -> None:
