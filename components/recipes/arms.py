@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ratchet.components.piece import describe, resolve
-from ratchet.components.recipes.phases import has_three_arms, initial_phase
+from ratchet.components.recipes.phases import has_three_arms, initial_phase, sections
 from ratchet.components.recipes.schema import Recipe
 from ratchet.components.recipes.schema_evaluation import Arm, BestOf, Evaluate
 
@@ -74,6 +74,17 @@ def _short(recipe: Recipe, section: Evaluate) -> dict[str, Arm]:
 def final_arm(names: Iterable[str]) -> str:
     """The arm that the results are about: `policy`, else the last one."""
     return "policy" if "policy" in (found := list(names)) else found[-1]
+
+
+def other_policy(recipe: Recipe) -> str:
+    """The final arm, if its model is not the policy that the recipe trains last and registers; else empty.
+    Only arms that the recipe names can be of another model.
+    """
+    own = recipe.evaluate.arms if recipe.evaluate else None
+    trained = [phase.known_as for phase in sections(recipe) if phase.advances]
+    if not own or not trained or own[final := final_arm(own)].model in ("policy", trained[-1]):
+        return ""
+    return final
 
 
 def contrasts(splits: Mapping[str, str]) -> dict[str, list[str]]:

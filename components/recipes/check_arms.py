@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.evaluation.measured import BUILT_IN, ENDS, measured, scores_and_measures
 from ratchet.components.piece import describe
-from ratchet.components.recipes.arms import arms, final_arm, key_of, label_of
+from ratchet.components.recipes.arms import arms, key_of, label_of, other_policy
 from ratchet.components.recipes.check_sections import check_absolute, check_piece
 from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.schema import Recipe, Spec
@@ -148,22 +148,10 @@ def check_gates(recipe: Recipe) -> None:
             )
         if gate.interval and not metrics.get(name):
             raise RecipeError(f"{at}: this metric has no interval; remove `interval`")
-    if recipe.register and (gates or recipe.register.champion.score):
-        _check_judged(recipe)
-
-
-def _check_judged(recipe: Recipe) -> None:
-    """With arms of its own, a recipe's `final` metrics are those of the arm `policy`, else of the last."""
-    own = recipe.evaluate.arms if recipe.evaluate else None
-    trained = [phase.known_as for phase in sections(recipe) if phase.advances]
-    if not own or not trained:
-        return
-    judged, known = final_arm(own), ("policy", trained[-1])
-    if own[judged].model not in known:
+    if recipe.register and (gates or recipe.register.champion.score) and (arm := other_policy(recipe)):
         raise RecipeError(
-            f"evaluate.arms.{judged}: the gates and the champion are decided by this arm, of the model "
-            f"{own[judged].model!r}, but the policy that is registered is that of {trained[-1]!r}; "
-            "name the arm of `model: policy` `policy`, or put it last"
+            f"evaluate.arms.{arm}: the gates and the champion are decided by this arm, which is not of the "
+            "policy that is registered; name the arm of `model: policy` `policy`, or put it last"
         )
 
 

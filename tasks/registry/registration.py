@@ -5,11 +5,12 @@ allowed, champion.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from ratchet.components.errors import ServiceError, redacted
+from ratchet.components.recipes.arms import other_policy
 from ratchet.components.recipes.reward_models import not_required
+from ratchet.components.recipes.schema import Recipe
 from ratchet.components.stages.fetch import REGISTRY
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.process.locks import registry_lock
@@ -22,8 +23,8 @@ from ratchet.tasks.tracking.server import tracking_uri
 
 def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
     """Register the run's checkpoints, if it trains any, with their lineage; set `candidate`, and `champion`
-    if the gates passed, the reward models it was optimised against had to be better than chance, and the
-    model is shown to be better than the current champion. `run_id`: the run's
+    if the gates passed, the evaluation is of this policy, the reward models it was optimised against had to
+    be better than chance, and the model is shown to be better than the current champion. `run_id`: the run's
     MLflow id, None if it is not uploaded.
 
     Files of intermediate checkpoints stay in the store; only the final one is copied to MLflow. If the
@@ -41,8 +42,9 @@ def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
     if "evaluate" in pipeline.stages:
         report = json.loads((pipeline.artifact("evaluate").path / "results.json").read_text())
     verdict = report.get("verdict", {"passed": False, "reasons": ["the recipe has no evaluation"]})
-    if names := not_required(recipe):
-        verdict = {**verdict, "passed": False, "reasons": [*verdict["reasons"], _why_refused(names)]}
+    if refused := _why_refused(recipe):
+        verdict = {**verdict, "passed": False, "reasons": [*verdict["reasons"], *refused]}
+    evaluated = {} if other_policy(recipe) else report.get("metrics", {})
     versions: dict[str, str] = {}
     try:
         with registry_lock(home):
@@ -58,7 +60,7 @@ def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
                     artifact.path,
                     model_of(pipeline, name),
                     lineage=write_lineage(pipeline, name),
-                    metrics={**metrics, **(report.get("metrics", {}) if name == final else {})},
+                    metrics={**metrics, **(evaluated if name == final else {})},
                     parents=parents,
                     run_id=run_id,
                     external=name != final,
@@ -73,11 +75,17 @@ def register_run(pipeline: Pipeline, run_id: str | None) -> dict[str, Any]:
     return {"versions": versions, "champion": champion}
 
 
-def _why_refused(names: Sequence[str]) -> str:
-    return (
-        f"{' and '.join(names)} was optimised against without a required accuracy "
-        "(`certificate.min_accuracy: null`)"
-    )
+def _why_refused(recipe: Recipe) -> list[str]:
+    """Why a policy of this recipe cannot become champion, whatever its gates say."""
+    reasons = []
+    if names := not_required(recipe):
+        reasons.append(
+            f"{' and '.join(names)} was optimised against without a required accuracy "
+            "(`certificate.min_accuracy: null`)"
+        )
+    if arm := other_policy(recipe):
+        reasons.append(f"the evaluation is of another policy (`evaluate.arms.{arm}`)")
+    return reasons
 
 
 def checkpoints(pipeline: Pipeline) -> list[str]:

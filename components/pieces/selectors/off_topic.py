@@ -19,8 +19,8 @@ def off_topic(
     """Adds a pair of kind `off_topic` to a `share` of the prompts: the first chosen answer against an answer
     that was chosen for another question (`meta["question"]`), with an instruction of the same family if there
     is one, so that only the question distinguishes the two. Otherwise a policy optimised against a verifier
-    learns answers that obey and fit any question ('{"type": "json"}'); from too many such pairs it learns to
-    repeat the question. The choice depends on seed and prompt ids only.
+    learns answers that obey and fit any question ('{"type": "json"}'). The choice depends on seed and prompt
+    ids only.
     """
     prompts = [list(members) for _, members in groupby(groups, key=lambda group: group.prompt.id)]
     chosen: dict[str, list[tuple[str, Trajectory]]] = defaultdict(list)
@@ -29,11 +29,11 @@ def off_topic(
         chosen[first.prompt.meta["instruction"]["family"]].append(entry)
     everything = [entry for entries in chosen.values() for entry in entries]
     ids = [members[0].prompt.id for members in prompts]
-    shared = set(drawn(ids, str(ctx.seed))[: round(share * len(ids))])
+    asked = set(drawn(ids, str(ctx.seed))[: round(share * len(ids))])
     made: list[Group] = []
     for pairs in prompts:
         made += pairs
-        if pairs[0].prompt.id not in shared:
+        if pairs[0].prompt.id not in asked:
             continue
         first, own = pairs[0], _question(pairs[0])
         family = chosen[first.prompt.meta["instruction"]["family"]]

@@ -291,18 +291,28 @@ def test_versions_have_metrics_and_parent_versions(tmp_path, monkeypatch):
     assert tagged("3", "parent.") == {"optimise_1": "m:2", "reward": "m-reward:1"}
 
 
-@pytest.mark.parametrize(("floor", "becomes"), [("0.5", True), ("null", False)])
-def test_a_policy_of_a_reward_model_without_a_required_accuracy_does_not_become_champion(
-    floor, becomes, tmp_path, monkeypatch
-):
-    """Whatever its gates say; only `promote --force`, a user's recorded decision, overrules."""
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("reward.certificate.min_accuracy=0.5", ""),
+        ("reward.certificate.min_accuracy=null", "min_accuracy"),
+        ("evaluate.arms={base: {model: base}, trained: {model: policy}}", ""),
+        ("evaluate.arms={base: {model: base}, trained: {model: online}}", ""),
+        ("evaluate.arms={trained: {model: policy}, base: {model: base}}", "evaluate.arms.base"),
+    ],
+)
+def test_a_policy_without_evidence_of_its_own_does_not_become_champion(change, why, tmp_path, monkeypatch):
+    """One whose reward model needed no accuracy, or whose evaluation is of another policy, whatever its gates
+    say; only `promote --force`, a user's recorded decision, overrules.
+    """
     from ratchet.tasks.registry import promotion, registration
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setattr(registration, "write_lineage", lambda *_: LINEAGE)
     (tmp_path / "evaluate").mkdir()
     verdict = {"passed": True, "reasons": ["ending: passed"], "gates": {"ending": True}}
-    (tmp_path / "evaluate" / "results.json").write_text(json.dumps({"verdict": verdict}))
+    results = {"verdict": verdict, "metrics": {"final.ended": 0.5}}
+    (tmp_path / "evaluate" / "results.json").write_text(json.dumps(results))
     artifacts = {
         "optimise_1": Artifact("weights", model(tmp_path / "weights", "w"), ""),
         "evaluate": Artifact("report", tmp_path / "evaluate", ""),
@@ -310,7 +320,7 @@ def test_a_policy_of_a_reward_model_without_a_required_accuracy_does_not_become_
     recorded = {}
     line = SimpleNamespace(
         recipe=replace(
-            load("online_dpo", overrides=[f"reward.certificate.min_accuracy={floor}"])[0],
+            load("online_dpo", overrides=["claim=null", change])[0],
             register=Register("floor"),
         ),
         stages={
@@ -323,10 +333,12 @@ def test_a_policy_of_a_reward_model_without_a_required_accuracy_does_not_become_
     )
     mlflow = client(tmp_path)
     done = registration.register_run(line, mlflow.create_run(experiment_id(mlflow, tmp_path)).info.run_id)
-    assert done["champion"] is becomes and recorded["verdict"]["passed"] is becomes
-    if not becomes:
-        assert "min_accuracy" in recorded["verdict"]["reasons"][-1]
-        with pytest.raises(ContractError, match="min_accuracy"):
+    assert done["champion"] is (why == "") and recorded["verdict"]["passed"] is (why == "")
+    (version,) = history("floor", home=tmp_path)
+    assert ("metric.final.ended" in version.tags) is ("arms" not in why), "numbers of another policy"
+    if why:
+        assert why in recorded["verdict"]["reasons"][-1]
+        with pytest.raises(ContractError, match=why):
             promotion.promote_by_hand("floor", "1", "it looks good", home=tmp_path)
         assert champion("floor", home=tmp_path) is None
         promotion.promote_by_hand("floor", "1", "it looks good", force=True, home=tmp_path)
