@@ -133,11 +133,17 @@ class Description:
         return frozenset(names)
 
 
-def catalogue(slot: str) -> dict[str, Description]:
-    """Every piece of a slot, by its name in recipes."""
+def catalogue(slot: str) -> Mapping[str, Description]:
+    """Every piece of a slot, by its name in recipes. Folders are listed again when a file came or went."""
+    folders = [ROOT / "pieces" / folder for folder in SLOTS[slot]]
+    return _catalogue(slot, ROOT, tuple(folder.stat().st_mtime_ns for folder in folders))
+
+
+@functools.cache
+def _catalogue(slot: str, root: Path, changed: tuple[int, ...]) -> Mapping[str, Description]:
     found = dict[str, Description]()
     for folder in SLOTS[slot]:
-        for path in sorted((ROOT / "pieces" / folder).glob("*.py")):
+        for path in sorted((root / "pieces" / folder).glob("*.py")):
             if path.stem == "__init__":
                 continue
             for function, description in _read(slot, folder, path).items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shutil
@@ -15,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from ratchet.components import piece
 from ratchet.components.storage.run_directory import RunDirectory
 from ratchet.components.storage.store import Store, digest
 from ratchet.components.types import Artifact
@@ -53,11 +51,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if (uptime := config.getoption("--uptime")) is not None:
         real, started = time.monotonic, time.monotonic()
         time.monotonic = lambda: real() - started + uptime
-
-
-_catalogue = functools.cache(lambda slot, root, read=piece.catalogue: read(slot))
-piece.catalogue = lambda slot: _catalogue(slot, piece.ROOT)
-"""Folders of pieces are listed once: tests plan every recipe many times, and the folders do not change."""
 
 
 @pytest.fixture

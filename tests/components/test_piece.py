@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +33,23 @@ def test_wrong_kind_of_value() -> None:
 def test_column_placeholders_are_filled_from_options() -> None:
     piece = describe("annotate", "scoring.logprobs")
     assert "logprobs.reference" in piece.named("writes", {"model": "reference"})
+
+
+def test_a_piece_written_while_a_process_runs_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ratchet.components.piece.ROOT", tmp_path)
+    folder = tmp_path / "pieces" / "schedules"
+    folder.mkdir(parents=True)
+    for number, name in enumerate(["first", "second"], 1):
+        (folder / f"{name}.py").write_text(
+            f'@piece()\ndef {name}(step: int) -> float:\n    """A number."""\n'
+        )
+        os.utime(folder, (number, number))  # two files within one tick of the clock
+        assert len(catalogue("schedule")) == number and describe("schedule", name).doc == "A number."
+    (folder / "first.py").unlink()
+    os.utime(folder, (3, 3))
+    assert list(catalogue("schedule")) == ["second"]
 
 
 @pytest.mark.parametrize("slot", SLOTS)
