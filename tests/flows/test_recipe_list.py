@@ -125,7 +125,7 @@ def test_objectives_and_the_advantages_they_read_follow_the_methods_own_pieces()
     ], "no piece has its paper: what its file names, and its base does not"
 
 
-@pytest.mark.parametrize("name", [name for name in written() if written()[name].claim])
+@pytest.mark.parametrize("name", claiming())
 def test_every_recipe_with_a_claim_has_an_equation(name: str) -> None:
     assert equations(shipped_recipe(name)[0])
 
