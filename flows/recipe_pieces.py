@@ -23,6 +23,7 @@ SLOT_OF_KEY = {
     "updates": "objective",
     "prompts": "prompts",
     "select": "select",
+    "selector": "select",
     "measures": "measure",
     "environment": "environment",
     "source": "testbed",

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks import child as measured
-from benchmarks import evidence, gpu, growth, labels, orchestration, ours, report
+from benchmarks import evidence, gpu, growth, orchestration, ours, report
 from benchmarks.compare import Result, agrees, child, compare, disagreements, runner
 from benchmarks.inputs import collect
 from benchmarks.works import TRAINING, WORKS, Peer, Work, in_precision
@@ -227,48 +227,6 @@ def test_shards_of_an_instant_call_are_computed_once() -> None:
     """By engine processes, in this one, and read from their files by a second attempt."""
     found = orchestration.shards_overhead(4, engines=2, answers=2, length=3)
     assert set(found) == {"in_process", "engines", "again"} and all(n > 0 for n in found.values())
-
-
-def test_labels_benchmark_learns_from_every_selector() -> None:
-    """On 90 prompts with two instructions and six answers each, an annotator without error: the accuracy ends
-    above chance, a label is spent once, and ties are counted.
-    """
-    dice, groups = random.Random(3), []
-    said = ("yes", "no", "so it is", "maybe", "never")
-    for number in range(90):
-        family = ("quotation", "end_question")[number % 2]
-        texts, values = [], []
-        for _ in range(6):
-            good = dice.random() < 0.4
-            text = f"{dice.choice(said)} {dice.choice(said)} {dice.choice(said)}"
-            texts.append({"quotation": f'"{text}"', "end_question": f"{text}?"}[family] if good else text)
-            values.append(float(good))
-        asked = {"family": family, "params": {}, "text": family}
-        answers = tuple(Trajectory(({"role": "assistant", "content": text},)) for text in texts)
-        prompt = Prompt(str(number), ({"role": "user", "content": "why?"},), meta={"instruction": asked})
-        groups.append(Group(prompt, answers, {labels.VERIFIED: values}))
-    data = labels.collect(groups)
-    for selector in labels.SELECTORS:
-        found = labels.run(data, selector, seed=1, error=0.0, budget=4 * labels.BATCH)
-        assert len(found["accuracy"]) == 4 and found["accuracy"][-1] > 0.8 and 0 < found["ties"] < 1
-    pool = labels.run(data, "uniform", seed=1, error=0.0, budget=2 * labels.BATCH, ties_in_pool=False)
-    assert pool["ties"] == 0
-
-
-def test_labels_benchmark_counts_labels_to_a_goal() -> None:
-    assert labels.needed([0.5, 0.6, 0.8], 0.7) == pytest.approx(2.5 * labels.BATCH)
-    assert labels.needed([0.5], 0.7) == float("inf")
-    runs = {
-        "uniform": [{"accuracy": [0.5, 0.6], "ties": 0.5}] * 3,
-        "diverse": [{"accuracy": [0.6, 0.7], "ties": 0.25}] * 3,
-    }
-    made = labels.summary(runs)
-    assert (
-        made["diverse"]["labels"]["mean"] == labels.BATCH
-        and made["uniform"]["labels"]["mean"] == 2 * labels.BATCH
-    )
-    assert made["diverse"]["final_minus_uniform"]["mean"] == pytest.approx(0.1)
-    assert "| `diverse` | 70.0 [70.0, 70.0] | +10.0 [+10.0, +10.0]" in labels.table(made, "about")
 
 
 def test_mixed_precision_compares_losses_loosely_and_greedy_answers_not_at_all() -> None:

@@ -17,6 +17,7 @@ NESTED = {
     "EnvironmentSpec": "environment",
     "ArrayEnvironmentSpec": "array_environment",
     "RewardSpec": "annotate",
+    "SelectorSpec": "select",
 }
 """Annotations of options that are pieces themselves -> their slots."""
 

@@ -28,3 +28,4 @@ Weights = Annotated[list[Finite], Field(min_length=1)]
 EnvironmentSpec = Mapping[str, Any]  # an environment piece with its options, or its name
 ArrayEnvironmentSpec = Mapping[str, Any]  # an environment of arrays with its options, or its name
 RewardSpec = Mapping[str, Any]  # a reward piece with its options, or its name
+SelectorSpec = Mapping[str, Any]  # a selector with its options, or its name

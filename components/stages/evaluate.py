@@ -145,7 +145,8 @@ def score(
     }
     contexts = {
         arm: Context(
-            models=Overlay(context.models, LazyMapping(**own, policy=functools.partial(engine.loaded, path)))
+            models=Overlay(context.models, LazyMapping(**own, policy=functools.partial(engine.loaded, path))),
+            seed=options["seed"],
         )
         for arm in answers
         for path in [job.path(options["arms"][arm]["model"])]

@@ -52,15 +52,11 @@ def test_identical_answers_make_no_pair():
     assert select("best_worst", twin) == []
 
 
-def test_all_pairs_random_pair_best_of_n_threshold_drop_constant():
+def test_all_pairs_best_of_n_threshold_drop_constant():
     assert [
         (p.trajectories[0].text[-1], p.trajectories[1].text[-1])
         for p in select("all_pairs", group([1.0, 2.0, 1.0]))
     ] == [("1", "0"), ("1", "2")]
-    one, two = select("random_pair", group([1.0, 2.0, 3.0])), select("random_pair", group([1.0, 2.0, 3.0]))
-    assert one == two
-    assert one[0].columns["margin"][0] > 0
-    assert select("random_pair", group([1.0])) == []
     (best,) = select("best_of_n", group([1.0, 3.0, 3.0]), keep=2)
     assert [t.text for t in best.trajectories] == ["answer 1", "answer 2"]
     (kept,) = select("threshold", group([1.0, 3.0]), group([0.0]), at_least=2.0)
@@ -84,10 +80,6 @@ def test_skipped_prompts_are_counted_by_reason():
         "ties": 2,
         "groups of one answer": 1,
         "identical texts": 1,
-    }
-    assert counted("random_pair", group([1.0, 1.0]), group([1.0]), group([1.0, 2.0])) == {
-        "ties": 1,
-        "groups of one answer": 1,
     }
     assert counted("best_of_n", group([1.0, 3.0, 3.0]), group([1.0]), keep=2) == {
         "answers that are not the best": 1
