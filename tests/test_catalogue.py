@@ -74,9 +74,7 @@ def test_every_method_piece_is_cited(slot: str) -> None:
 
 def test_a_new_method_is_one_piece_and_one_recipe(tiny_model: Path, tmp_path: Path) -> None:
     for part in ("components", "flows", "tasks", "tests", "infra/package"):
-        shutil.copytree(
-            ROOT / part, tmp_path / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        shutil.copytree(ROOT / part, tmp_path / part, symlinks=True)  # with compiled modules
     (tmp_path / "components" / "pieces" / "objectives" / "squared.py").write_text('''"""A made-up loss."""
 from ratchet.components.piece import piece
 from ratchet.components.recipes.ranges import Positive
@@ -238,8 +236,7 @@ def test_every_kind_of_piece_is_one_file(tiny_model: Path, tmp_path: Path) -> No
     run through all stages of a recipe.
     """
     for part in ("components", "flows", "tasks", "infra/package"):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / part, tmp_path / part, symlinks=True, ignore=ignored)
+        shutil.copytree(ROOT / part, tmp_path / part, symlinks=True)
     for name, text in ADDED.items():
         (tmp_path / "components" / "pieces" / name).write_text(HEAD + text)
     for name, text in RECIPES.items():
