@@ -5,7 +5,7 @@ pieces of the documentation has.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.piece import SLOTS, Description, catalogue
@@ -33,7 +33,7 @@ NAMED_IN = {
 """Slot -> keys of a recipe that name its pieces."""
 
 
-def pieces_of(slot: str) -> dict[str, Description]:
+def pieces_of(slot: str) -> Mapping[str, Description]:
     """The pieces of a slot, or of one of its folders (`rewards`), by their names in recipes. `RecipeError`
     with the nearest name for another word.
     """
