@@ -77,6 +77,14 @@ def test_all_selectors_agree_once_every_pair_of_the_pool_is_labelled(groups: lis
         assert other != first and other[-1] == pytest.approx(first[-1], abs=0.02)
 
 
+def test_no_prompt_of_the_pool_is_in_the_test_whose_better_answer_stands_first(groups: list[Group]) -> None:
+    task = read(groups, "reward.instructions")
+    pool, pairs = split(task, 2, ties=True)
+    tested = {row // 6 for row in pairs.flatten().tolist()}
+    assert len({*pool.values()}) == 60 and not tested & {*pool.values()} and len(tested) > 20
+    assert all(i // 6 == j // 6 and task.truth[i] > task.truth[j] for i, j in pairs)
+
+
 def test_wrong_labels_and_ties_cost_labels(groups: list[Group]) -> None:
     def mean(**options: Any) -> float:
         return sum(needed(groups, seed=seed, goal=0.75, **options) for seed in range(6)) / 6
