@@ -46,7 +46,7 @@ def family(recipe: Recipe) -> str:
         return FAMILIES[6]
     if recipe.offline or any(isinstance(one, Learn | Online) and _of_pairs(one) for one in trained):
         return FAMILIES[3]
-    return FAMILIES[1] if any(map(_learns_reward, phases)) else FAMILIES[0]
+    return FAMILIES[1] if any(map(_learns_reward, phases)) or _selects_labels(recipe) else FAMILIES[0]
 
 
 def _of_pairs(section: Learn | Online) -> bool:
@@ -65,6 +65,16 @@ def _learns_reward(phase: Phase) -> bool:
         return False
     specs = [spec for parts in phase.section.fit.updates.values() for spec in parts]
     return not any("logprobs" in describe("objective", spec["name"]).outputs for spec in specs)
+
+
+def _selects_labels(recipe: Recipe) -> bool:
+    """Whether a measure of its evaluation fits reward models to pairs that a selector chooses."""
+    measures = recipe.evaluate.measures if recipe.evaluate else ()
+    return any(
+        option.nested == "select"
+        for spec in measures
+        for option in describe("measure", spec["name"]).options.values()
+    )
 
 
 def _decodes(recipe: Recipe) -> bool:

@@ -43,6 +43,7 @@ def test_a_reward_learned_by_a_phase_is_reward_modelling() -> None:
     """`vpl` learns a reward over the policy's backbone by an objective that reads no log-probs."""
     recipes = written()
     assert family(recipes["vpl"]) == family(recipes["vpl_plain"]) == "Reward modelling"
+    assert family(recipes["label_small_margins"]) == "Reward modelling", "in a measure of its evaluation"
     assert (
         family(recipes["sft"])
         == family(recipes["ift"])

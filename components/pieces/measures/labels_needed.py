@@ -52,10 +52,15 @@ def labels_needed(
     The reward model is linear on countable traits of an answer, alone and by the family of its instruction:
     Bradley-Terry regression. Five members on bootstrap samples of the labels score the pool. Accuracy is
     counted after every batch on all pairs of a prompt with unequal rewards, and interpolated; a goal that is
-    not reached within the budget counts as `budget` + `batch`. `DataError` for answers without an
-    instruction, or fewer pairs in the pool than the budget.
+    not reached within the budget counts as `budget` + `batch`. `RecipeError` for a selector that reads other
+    columns and for a budget that is not two or more whole batches, `DataError` for answers without an
+    instruction and for fewer pairs in the pool than the budget.
     """
     _check_columns(selector)
+    if budget % batch or budget < RANDOM * batch:
+        raise RecipeError(
+            f"labels_needed: budget: expected a multiple of batch ({batch}), {RANDOM} or more, got {budget}"
+        )
     task = read(groups, reward)
     found = accuracies(task, selector, ctx.seed, error=error, ties=ties, budget=budget, batch=batch)
     needed = batch * batches_to(goal, found, budget // batch)

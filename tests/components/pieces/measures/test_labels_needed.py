@@ -102,6 +102,9 @@ def test_the_seed_draws_the_experiment(groups: list[Group]) -> None:
 def test_what_cannot_be_measured_is_refused(groups: list[Group]) -> None:
     with pytest.raises(RecipeError, match=r"best_worst.*reward\.other"):
         needed(groups, selector={"name": "best_worst", "reward": "reward.other"})
+    for budget in (8, 20):
+        with pytest.raises(RecipeError, match=f"batch.*{budget}"):
+            needed(groups, budget=budget)
     with pytest.raises(DataError, match="4000 labels"):
         needed(groups, budget=4000)
     bare = [Group(Prompt("bare", one.prompt.messages), one.trajectories, one.columns) for one in groups]
