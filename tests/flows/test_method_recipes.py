@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.short_runs import WHOLE_SFT, small_steps
-from ratchet.components.evaluation import plots
+from ratchet.components.evaluation import plots, scoring
 from ratchet.components.recipes.recipe import names
 from ratchet.components.recipes.yaml_files import folder, shipped
 from ratchet.tasks.data import validation
@@ -62,14 +63,24 @@ def test_a_recipe_runs_two_steps(name: str, tiny_home: Path, plain_pages: None) 
 
 @pytest.mark.parametrize("name", LABELS)
 def test_a_recipe_that_chooses_labels_runs_on_the_tiny_model(
-    name: str, tiny_home: Path, plain_pages: None
+    name: str, tiny_home: Path, plain_pages: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SmolLM2 and the conversations are left out: the tiny model answers openers with an instruction each."""
+    """SmolLM2 and the conversations are left out: the tiny model answers openers with an instruction each.
+    The seed of the run draws the experiment of its measure.
+    """
+    seeds = set[int]()
+
+    def measures_of(*given: Any) -> Any:
+        seeds.update(context.seed for context in given[-1].values())
+        return scoring.measures_of(*given)
+
+    monkeypatch.setattr("ratchet.components.stages.evaluate.measures_of", measures_of)
     recipe, _ = shipped_recipe(name)
     assert recipe.evaluate is not None
     (measure,) = recipe.evaluate.measures
     asked = "{transforms: [{name: instruct}], limit: 40}"
     changes = {
+        "seed": "7",
         "models": "{policy: {source: 'generate:tiny?seed=0', format: tiny}, encoder: null}",
         "data": f"{{source: 'generate:tiny_openers?seed=1', sha256: null, parser: null, transforms: [], "
         f"min_groups: 1, min_topics: null, max_topic_share: null, near_threshold: null, decontaminate: null, "
@@ -83,4 +94,4 @@ def test_a_recipe_that_chooses_labels_runs_on_the_tiny_model(
     )
     for stage in run.stages:
         run.make(stage)
-    assert 0 < run.artifact("evaluate").meta["final.labels_needed"] <= 10
+    assert 0 < run.artifact("evaluate").meta["final.labels_needed"] <= 10 and seeds == {7}

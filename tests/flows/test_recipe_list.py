@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from ratchet.components.errors import RecipeError
 from ratchet.components.piece import SLOTS, catalogue
 from ratchet.components.recipes import plan
+from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.recipe import load, written
 from ratchet.flows import claim_records
 from ratchet.flows.catalogue import family
@@ -18,7 +19,7 @@ from ratchet.flows.claim_records import claiming, read
 from ratchet.flows.claims import check_claims
 from ratchet.flows.cli import app
 from ratchet.flows.piece_catalogue import NAMED_IN, headline, lines_of, pieces_of
-from ratchet.flows.recipe_pieces import equations, options_of, pieces
+from ratchet.flows.recipe_pieces import equations, options_of, pieces, pieces_in
 from tests.shipped import shipped_recipe
 
 
@@ -132,7 +133,9 @@ def test_every_recipe_with_a_claim_has_an_equation(name: str) -> None:
 
 
 def test_a_name_of_two_slots_is_the_piece_of_the_key_that_has_it() -> None:
-    """`kl` is an objective, a measure and a health rule."""
+    """`kl` is an objective, a measure and a health rule; `uniform` selects pairs, or draws prompts."""
+    named = pieces_in(plain(shipped_recipe("label_uniform")[0].evaluate))
+    assert ("select", "uniform") in {(one.slot, name) for name, one, _ in named}
     superhf = shipped_recipe("superhf")[0]
     assert "k3 = exp(-d) - 1 + d" in equations(superhf)["kl"] and "kl (arXiv:2402.03300)" in pieces(superhf)
     assert ("estimator", "k3") in [option[:2] for option in options_of(superhf)["kl"][0]]
