@@ -23,7 +23,6 @@ SLOT_OF_KEY = {
     "updates": "objective",
     "prompts": "prompts",
     "select": "select",
-    "selector": "select",
     "measures": "measure",
     "environment": "environment",
     "source": "testbed",
