@@ -37,6 +37,11 @@ SAME_BUDGET = 1.1
 """Largest ratio of two budgets that count as equal."""
 
 
+def node_of(stage: Stage) -> Node:
+    """The stage's node in a graph."""
+    return stage.name, stage.key
+
+
 @dataclass
 class Graph:
     """Stages that are still to be made. `waiting`: node -> a pipeline that has it, and the nodes it needs."""
@@ -50,20 +55,20 @@ class Graph:
         """Add the stages that the pipeline's report needs and the store does not have; returns its node."""
         report = claim_values.report_of(pipeline)
         self._add(pipeline, report)
-        return report.name, report.key
+        return node_of(report)
 
     def _add(self, pipeline: Pipeline, stage: Stage) -> None:
-        node = (stage.name, stage.key)
+        node = node_of(stage)
         if node in self.waiting or node in self.running or node in self.done or node in self.failed:
             return
         if pipeline.store.intact(*node):
             self.done.add(node)
             return
         parents = [pipeline.stages[name] for name in stage.inputs.values()]
-        self.waiting[node] = (pipeline, {(one.name, one.key) for one in parents})
+        self.waiting[node] = (pipeline, {node_of(one) for one in parents})
         for parent in parents:
             self._add(pipeline, parent)
-            if (wrong := self.failed.get((parent.name, parent.key))) and self.waiting.pop(node, None):
+            if (wrong := self.failed.get(node_of(parent))) and self.waiting.pop(node, None):
                 self.failed[node] = wrong  # by the check of another claim
 
     def ready(self) -> Iterator[tuple[Node, Pipeline]]:
@@ -143,6 +148,19 @@ def check_claims(
             if checks:
                 _work(graph, pool, progress)
     return verdicts
+
+
+def make(
+    pipelines: Iterable[Pipeline], *, home: Path, workers: int, progress: Callable[[str], None]
+) -> Graph:
+    """Make the reports of runs and what they need; what is in the store, or shared, once."""
+    graph = Graph()
+    for pipeline in pipelines:
+        graph.want(pipeline)
+    with Workers(max(1, workers), home / "claims") as pool:
+        while graph.waiting or graph.running:
+            _work(graph, pool, progress)
+    return graph
 
 
 def _check(name: str) -> Check:

@@ -34,6 +34,14 @@ def claims(
     status: Annotated[
         bool, typer.Option("--status", help="Run nothing; print which stored verdicts are stale.")
     ] = False,
+    search: Annotated[
+        bool,
+        typer.Option(
+            "--search",
+            help="Check nothing; try a third and three times the learning rate in every arm.",
+        ),
+    ] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds of --search, from 100.")] = 1,
     as_json: Json = False,
 ) -> None:
     """Check the claims of recipes: run each recipe and its baselines with several seeds, on worker processes
@@ -57,6 +65,19 @@ def claims(
 
     console = open_console(stderr=as_json, markup=False, soft_wrap=True)
 
+    def progress(line: str) -> None:
+        console.print(line, style="dim")
+
+    if search:
+        from ratchet.flows import claim_search
+
+        found = claim_search.search(wanted, home=home, seeds=seeds, workers=workers, progress=progress)
+        if record:
+            claim_search.write(found)
+        for one in found:
+            console.print(f"{one.recipe}, {one.arm}, {one.section}: {claim_search.results(one)}")
+        return print_json([plain(one) for one in found]) if as_json else None
+
     def on_verdict(verdict: Verdict) -> None:
         if record:
             write([verdict])
@@ -68,7 +89,7 @@ def claims(
         workers=workers,
         profile=profile,
         on_verdict=on_verdict,
-        progress=lambda line: console.print(line, style="dim"),
+        progress=progress,
     )
     if as_json:
         print_json([plain(one) for one in verdicts])

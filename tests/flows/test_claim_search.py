@@ -1,0 +1,97 @@
+"""`ratchet claims --search`: the same learning rates in every arm of a claim, on seeds that no check uses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ratchet.components.errors import DataError, RecipeError
+from ratchet.components.recipes.phases import section_at
+from ratchet.components.recipes.plan import Stage
+from ratchet.components.recipes.recipe import load
+from ratchet.flows import claim_search
+from ratchet.flows.claim_records import claim_of
+from ratchet.flows.claim_search import Search, Tried
+
+
+def test_every_arm_is_searched_at_its_own_rate() -> None:
+    """`vpl` trains a phase, its baseline a section of another name and with another rate."""
+    arms = claim_search.arms_of("vpl")
+    assert [(one.arm, one.section, one.used) for one in arms] == [
+        ("vpl", "phases.personal", 5e-4),
+        ("vpl_plain", "reward", 1e-3),
+    ]
+    assert arms[1].rates == pytest.approx([1e-3 / 3, 1e-3, 3e-3], rel=1e-3)
+
+
+@pytest.mark.parametrize("recipe", ["rloo", "across_input", "transfer_q"])
+def test_a_baseline_that_trains_nothing_has_nothing_to_search(recipe: str) -> None:
+    assert claim_search.arms_of(recipe) == []
+    with pytest.raises(RecipeError, match="nothing to search"):
+        claim_search.search([recipe], home=Path("none"))
+
+
+def test_each_rate_is_measured_on_seeds_from_100_and_a_failed_one_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The metric of a run is its rate times its seed; runs of the baseline at 3e-4 fail."""
+    opened: list[tuple[str, float, int]] = []
+
+    def fake_open(recipe: str, *, overrides: Sequence[str], **_: Any) -> Any:
+        changes = dict(one.split("=") for one in overrides)
+        rate = float(changes["online.fit.learning_rate"])
+        opened.append((recipe, rate, int(changes["seed"])))
+        stage = Stage("evaluate", "evaluate", "report", {}, {}, "/".join([recipe, *overrides]))
+        return SimpleNamespace(stages={"evaluate": stage}, value=rate * int(changes["seed"]))
+
+    def fake_make(pipelines: Sequence[Any], **_: Any) -> Any:
+        keys = [one.stages["evaluate"].key for one in pipelines]
+        failed = "fine_grained_at_end", "rate=0.0003"
+        return SimpleNamespace(done={("evaluate", k) for k in keys if not all(part in k for part in failed)})
+
+    monkeypatch.setattr(claim_search, "Pipeline", SimpleNamespace(open=fake_open))
+    monkeypatch.setattr(claim_search, "make", fake_make)
+    monkeypatch.setattr(
+        claim_search.claim_values, "values", lambda claim, own, _: ([one.value for one in own], [], [])
+    )
+    own, baseline = claim_search.search(["fine_grained"], home=tmp_path, seeds=2)
+    assert (own.arm, baseline.arm, own.used) == ("fine_grained", "fine_grained_at_end", 1e-4)
+    assert [(one.rate, one.values) for one in own.tried] == [
+        (3.33e-5, [3.33e-5 * 100, 3.33e-5 * 101]),
+        (1e-4, [1e-4 * 100, 1e-4 * 101]),
+        (3e-4, [3e-4 * 100, 3e-4 * 101]),
+    ]
+    assert [one.rate for one in baseline.tried] == [3.33e-5, 1e-4]
+    assert len(opened) == len(set(opened)) == 12
+
+
+def test_searches_are_stored_and_those_of_a_claim_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "searches.json"
+    one = Search("heron", "heron", "online", 1e-4, 100, [Tried(1e-4, [0.25, 0.75]), Tried(3e-4, [0.2])])
+    claim_search.write([one, dataclasses.replace(one, recipe="gone")], path)
+    claim_search.write([dataclasses.replace(one, recipe="dapo", arm="dapo")], path)
+    newer = dataclasses.replace(one, tried=one.tried[:1])
+    claim_search.write([newer], path)
+    found = claim_search.read(path)
+    assert [one.recipe for one in found] == ["dapo", "heron"] and found[1] == newer
+    assert claim_search.table(found).splitlines()[2:] == [
+        "| `dapo` | `dapo` | `online` | **0.0001**: 0.5, 0.0003: 0.2 | 2 |",
+        "| `heron` | `heron` | `online` | **0.0001**: 0.5 | 2 |",
+    ]
+    path.write_text(json.dumps([{"recipe": "heron"}]))
+    with pytest.raises(DataError, match="searches"):
+        claim_search.read(path)
+
+
+@pytest.mark.parametrize("one", claim_search.read(), ids=lambda one: f"{one.recipe}-{one.arm}")
+def test_a_stored_search_belongs_to_the_present_recipes(one: Search) -> None:
+    """Who changes a learning rate searches again."""
+    assert one.arm in (one.recipe, *claim_of(one.recipe).recipes)
+    assert section_at(load(one.arm)[0], one.section).fit.learning_rate == one.used
+    assert one.first_seed >= claim_of(one.recipe).first_seed + claim_of(one.recipe).most_seeds
