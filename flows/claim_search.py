@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from ratchet.flows.claims import make, node_of
 from ratchet.tasks.pipeline import Pipeline
 
 STORED = VERDICTS.with_name("searches.json")
+BEGIN, END = "<!-- begin: searches -->", "<!-- end: searches -->"
 FIRST_SEED = 100
 FACTORS = (1 / 3, 1.0, 3.0)
 
@@ -134,13 +136,24 @@ def read(path: Path = STORED) -> list[Search]:
 
 
 def write(searches: Iterable[Search], path: Path = STORED) -> None:
-    """Replace the searches of these claims and keep the others, but those of recipes that claim no more."""
+    """Replace the searches of these claims, keep the others, but those of recipes that claim no more, and
+    refresh the table of `claims.md` in the folder of the file.
+    """
     new = list(searches)
     names = {one.recipe for one in new}
     known = set(claiming())
     kept = [one for one in read(path) if one.recipe not in names and one.recipe in known]
     rows = [plain(one) for one in sorted([*kept, *new], key=lambda one: one.recipe)]
     write_atomic(path, json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+    page = path.with_name("claims.md")
+    if page.exists():
+        page.write_text(filled(page.read_text(), read(path)))
+
+
+def filled(text: str, searches: Sequence[Search]) -> str:
+    """`docs/claims.md` with its table of searches up to date."""
+    block = f"{BEGIN}\n{table(searches)}\n{END}"
+    return re.sub(f"{BEGIN}.*?{END}", lambda _: block, text, flags=re.DOTALL)
 
 
 def results(one: Search) -> str:
@@ -152,10 +165,31 @@ def results(one: Search) -> str:
     return ", ".join(f"{shown(tried.rate)}: {np.mean(tried.values):.3g}" for tried in one.tried)
 
 
-def table(searches: Iterable[Search]) -> str:
-    """The searches as a Markdown table."""
-    rows = ["| claim | arm | section | learning rate: metric | seeds |", "|---|---|---|---|---|"]
-    for one in searches:
-        seeds = max((len(tried.values) for tried in one.tried), default=0)
-        rows.append(f"| `{one.recipe}` | `{one.arm}` | `{one.section}` | {results(one)} | {seeds} |")
+def table(searches: Sequence[Search]) -> str:
+    """The searches as a Markdown table: a row for each baseline of a claim, with the difference at the rates
+    of the recipes and the difference of the best results of both sides.
+    """
+    rows = [
+        "| claim | baseline | recipe, by rate | baseline, by rate | as written | best − best | seeds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for own in searches:
+        others = [one for one in searches if one.recipe == own.recipe and one.arm != own.arm]
+        for other in others if own.arm == own.recipe and own.tried else ():
+            seeds = len(own.tried[0].values)
+            cells = (results(own), results(other), _at_used(own, other), _at_best(own, other), seeds)
+            rows.append(f"| `{own.recipe}` | `{other.arm}` | {' | '.join(map(str, cells))} |")
     return "\n".join(rows)
+
+
+def _at_used(own: Search, other: Search) -> str:
+    """Difference of the means at the rates of the recipes."""
+    used = [[np.mean(t.values) for t in one.tried if t.rate == one.used] for one in (own, other)]
+    return f"{used[0][0] - used[1][0]:+.3g}" if all(used) else "failed"
+
+
+def _at_best(own: Search, other: Search) -> str:
+    """Difference of the best means, each side at its own rate."""
+    best = min if claim_of(own.recipe).direction == "lower" else max
+    means = [[float(np.mean(t.values)) for t in one.tried] for one in (own, other)]
+    return f"{best(means[0]) - best(means[1]):+.3g}" if all(means) else "failed"

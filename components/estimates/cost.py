@@ -21,6 +21,7 @@ class Cost:
     host: float = 0.0
     disk: float = 0.0
     learn: float = 0.0
+    updates: float = 0.0  # optimiser steps, of all parameters that the adapter trains
     score: float = 0.0
     sample: float = 0.0
     adapter: str = ""
@@ -37,12 +38,14 @@ class Cost:
 
 
 def seconds(cost: Cost, rates: Rates | None) -> float:
-    """Seconds from tokens, throughput and model loads; nan if any is unknown or there are no tokens. A stage
-    that trains (it has a `fit`) samples and scores on all ranks, any other one on the engines of one machine.
+    """Seconds from tokens, throughput, optimiser steps and model loads; nan if any is unknown or there are no
+    tokens. A stage that trains (it has a `fit`) samples and scores on all ranks, any other one on the engines
+    of one machine.
     """
     if rates is None or cost.tokens == 0:
         return math.nan
     learning = cost.learn / rates.learn[cost.adapter] if cost.learn else 0.0
     inference = cost.score / rates.score + cost.sample / rates.sample
     spread = rates.spread if "fit" in cost.stage.options else 1.0
-    return learning + inference / spread + cost.models * rates.load
+    updating = cost.updates * rates.update[cost.adapter] if cost.updates else 0.0
+    return learning + updating + inference / spread + cost.models * rates.load

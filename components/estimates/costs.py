@@ -82,6 +82,7 @@ class StageCosts(Sizes):
             split = split + self.split(options["also"], None, most, stage.inputs["also"])
         cost = self.learned(stage, options["fit"], split, 2, self.reward_shape)
         cost.learn *= self.depth * self.pairs(split) / (2 * split.groups * split.tokens or 1)
+        cost.updates *= self.depth
         source = stage.inputs.get("validation_data", source)
         validation = self.split(options["validation"], options["limit_validation"], most, source)
         read = [validation, split] if options["linear_probe"] else [validation]
@@ -197,10 +198,11 @@ class StageCosts(Sizes):
             "other models": self.other_models(stage),
         }
         for one in roles:
-            cost.host, cost.disk, cost.learn = (
+            cost.host, cost.disk, cost.learn, cost.updates = (
                 cost.host + one.host,
                 cost.disk + one.disk,
                 cost.learn + one.learn,
+                cost.updates + one.updates,
             )
         asked, passes = prompts * options["rounds"], self.passes([*options["annotate"], *options["prepare"]])
         cost.learn *= self.texts(1, each) / (each * self.length())
@@ -231,14 +233,18 @@ class StageCosts(Sizes):
         model of one arm is loaded at a time, with the others that metrics and measures read.
         """
         options = stage.options
-        others = self.read("annotate", options["metrics"]) | self.read("measure", options["measures"])
+        measures = self.read("measure", options["measures"])
+        others = self.read("annotate", options["metrics"]) | measures
         models = 1 + len(others - {"policy", *self.trained})
+        of_measures = len(
+            measures - {*self.recipe.models, *self.trained}
+        )  # of the policy's size; not encoders
         score = 0.0
         for name, arm in options["arms"].items():
             held_out = self.split(arm["data"], options["prompts"], None)
             answer = self.observed.answer(f"answers_{name}", arm["rollout"].get("max_tokens", 128))
             each = arm["rollout"].get("responses_per_prompt", 1)
-            reads = len(self.trained) * self.depth + self.passes(options["metrics"])
+            reads = len(self.trained) * self.depth + self.passes(options["metrics"]) + of_measures
             human = min(options["perplexity_rows"], held_out.groups)
             score += held_out.groups * (held_out.tokens + each * answer) * reads
             score += human * (held_out.tokens + answer)
@@ -263,13 +269,15 @@ class StageCosts(Sizes):
                 0 if gpu else (self.layout.weight + self.layout.optimiser) * learns, 4.0 * shape.parameters
             )
             memory["saving"] = max(0.0, saving - parts["activations"] - parts["gradients"])
-        passed = min(split.groups * fit["epochs"], self.steps(fit, split.groups) * fit["batch"])
+        steps = self.steps(fit, split.groups)
+        passed = min(split.groups * fit["epochs"], steps * fit["batch"])
         return Cost(
             stage,
             memory,
             host,
             disk=4.0 * shape.parameters,
             learn=passed * rows * split.tokens,
+            updates=steps,
             adapter=adapter_key(fit["adapter"]),
             models=3,
         )

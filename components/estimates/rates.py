@@ -13,6 +13,10 @@ from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.profile import Profile, engine_processes, gpus_per_engine
 from ratchet.components.recipes.schema import Recipe
 
+UPDATE_BYTES = 28
+"""Bytes that AdamW moves per trained parameter and step: weight, gradient and two moments are read, all but
+the gradient written.
+"""
 TRAINING, SCORING = 0.25, 0.18
 """Share of the stated FLOP/s that training and scoring reach: measured on an H100 (docs/scale.md)."""
 DECODING = {"torch": 0.14, "vllm": 0.6}
@@ -21,12 +25,14 @@ DECODING = {"torch": 0.14, "vllm": 0.6}
 
 @dataclass(frozen=True)
 class Rates:
-    """Throughput in tokens per second. `learn`: of all ranks, per adapter (see `adapter_key`); `score` and
-    `sample`: of a stage's engines. In a stage that trains, every rank samples and scores: `spread` times as
-    many devices.
+    """Throughput in tokens per second. `learn`: forward and backward on all ranks, per adapter (see
+    `adapter_key`); `update`: seconds of clipping and AdamW per optimiser step, which do not depend on the
+    batch; `score` and `sample`: of a stage's engines. In a stage that trains, every rank samples and scores:
+    `spread` times as many devices.
     """
 
     learn: Mapping[str, float]
+    update: Mapping[str, float]
     score: float
     sample: float
     load: float  # seconds per model load
@@ -50,23 +56,26 @@ def adapters(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
 def stated_rates(recipe: Recipe, profile: Profile, shape: Shape, *, length: float) -> Rates | None:
     """Throughput from the device's stated FLOP/s and bandwidth, if the profile has them. Training: 2 FLOP per
     parameter and token forward, 4 backward (2 for frozen weights), 2 more with gradient checkpointing, on
-    all devices. Decoding is bandwidth-bound: each step reads all weights and the KV cache
-    once for all rows. Scoring and decoding are on the devices of the engines (`engine_devices`).
+    all devices, which share AdamW's work at the stated bandwidth. Decoding is bandwidth-bound: each step
+    reads all weights and the KV cache once for all rows. Scoring and decoding are on the devices of the
+    engines (`engine_devices`).
     """
     hardware = profile.hardware
     if hardware.tflops is None or hardware.bandwidth_gb is None:
         return None
     devices, each = engine_devices(profile), hardware.tflops * 1e12
-    work = hardware.devices * each * TRAINING
-    learn = {}
+    work, moved = hardware.devices * each * TRAINING, hardware.devices * hardware.bandwidth_gb * 1e9
+    learn, update = {}, {}
     for name, adapter in adapters(recipe).items():
         learns, layers = trained(shape, adapter)
         backward = 2 * shape.parameters * layers / shape.layers + 2 * learns
         learn[name] = work / (2 * shape.parameters * (2 if profile.gradient_checkpointing else 1) + backward)
+        update[name] = UPDATE_BYTES * learns / moved
     rows = profile.max_num_seqs
     read = sampling_bytes(profile) * (shape.parameters + rows * length * 2 * shape.layers * shape.key_value)
     return Rates(
         learn,
+        update,
         devices * each * SCORING / (2 * shape.parameters),
         rows * devices * hardware.bandwidth_gb * 1e9 * DECODING[profile.engine] / read,
         load=60.0,

@@ -127,6 +127,7 @@ def _rates(rates: Any, hardware: Any) -> str:
         return "none"
     speeds = [f"{speed:,.0f} trained ({name})" for name, speed in rates.learn.items()]
     speeds += [f"{rates.score:,.0f} scored", f"{rates.sample:,.0f} sampled tokens a second"]
+    speeds += [f"{1000 * time:,.0f} ms an update ({name})" for name, time in rates.update.items()]
     where = (
         "measured on this machine"
         if rates.source == "measured"

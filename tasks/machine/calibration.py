@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ratchet.tasks.pipeline import Pipeline
 
 PACKAGE = Path(__file__).parents[2]
+MEASURE = PACKAGE / "components" / "estimates" / "measure.py"
 
 
 def costs_of(pipeline: Pipeline, *, measured: bool) -> tuple[list[Cost], Rates | None, Shape]:
@@ -194,7 +195,7 @@ def machine_rates(pipeline: Pipeline, model: Path, length: int) -> Rates:
         "prompt": max(4, length // 2),
         "each": online.rollout.get("responses_per_prompt", 1) if online else 1,
     }
-    code = [source_digest(does, {}) for does in ("optimise", "rollout")]
+    code = [source_digest(does, {}) for does in ("optimise", "rollout")] + [digest(MEASURE.read_text())]
     about = {**ask, "model": digest(plain(recipe.models["policy"]))}
     key = digest([*devices(), os.cpu_count(), packages(), code, about])
     file = pipeline.store.home / "calibration.json"
@@ -204,7 +205,7 @@ def machine_rates(pipeline: Pipeline, model: Path, length: int) -> Rates:
         kept[key] = {**_measured(ask), "machine": machine(), "model": source}
         write_atomic(file, json.dumps(kept, indent=1))
     found = kept[key]
-    return Rates(found["learn"], found["score"], found["sample"], found["load"], "measured")
+    return Rates(found["learn"], found["update"], found["score"], found["sample"], found["load"], "measured")
 
 
 def _measured(ask: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,7 +224,13 @@ def _measured(ask: Mapping[str, Any]) -> dict[str, Any]:
     if done.returncode:
         why = (done.stderr.strip().splitlines() or [f"it was ended by signal {-done.returncode}"])[-1]
         raise StageError(f"the benchmark of this machine failed with {ask['model']}: {why}")
-    rates = (found["score"], found["sample"], found["load"], *found["learn"].values())
+    rates = (
+        found["score"],
+        found["sample"],
+        found["load"],
+        *found["learn"].values(),
+        *found["update"].values(),
+    )
     if not all(math.isfinite(rate) and rate > 0 for rate in rates):
         raise StageError(f"the benchmark of this machine returned {found}; expected positive numbers")
     return found

@@ -80,13 +80,32 @@ def test_searches_are_stored_and_those_of_a_claim_replaced(tmp_path: Path) -> No
     claim_search.write([newer], path)
     found = claim_search.read(path)
     assert [one.recipe for one in found] == ["dapo", "heron"] and found[1] == newer
-    assert claim_search.table(found).splitlines()[2:] == [
-        "| `dapo` | `dapo` | `online` | **0.0001**: 0.5, 0.0003: 0.2 | 2 |",
-        "| `heron` | `heron` | `online` | **0.0001**: 0.5 | 2 |",
-    ]
     path.write_text(json.dumps([{"recipe": "heron"}]))
     with pytest.raises(DataError, match="searches"):
         claim_search.read(path)
+
+
+def test_the_table_compares_as_written_and_at_the_best_of_both() -> None:
+    """The recipe is best at 3e-4 (0.9), its baseline at the rate it has (0.6)."""
+    own = Search("heron", "heron", "online", 1e-4, 100, [Tried(1e-4, [0.5, 0.7]), Tried(3e-4, [0.9, 0.9])])
+    other = dataclasses.replace(
+        own, arm="heron_sum", tried=[Tried(1e-4, [0.6, 0.6]), Tried(3e-4, [0.2, 0.2])]
+    )
+    (row,) = claim_search.table([own, other]).splitlines()[2:]
+    assert row == (
+        "| `heron` | `heron_sum` | **0.0001**: 0.6, 0.0003: 0.9 | **0.0001**: 0.6, 0.0003: 0.2 "
+        "| +0 | +0.3 | 2 |"
+    )
+    failed = dataclasses.replace(other, tried=other.tried[1:])
+    assert "| failed | +0.7 |" in claim_search.table([own, failed])
+    lower = [dataclasses.replace(one, recipe="length_penalty") for one in (own, other)]
+    lower = [dataclasses.replace(lower[0], arm="length_penalty"), lower[1]]
+    assert "| +0 | +0.4 |" in claim_search.table(lower), "the claim wants less: 0.6 against 0.2"
+
+
+def test_the_page_has_the_stored_searches() -> None:
+    page = (claim_search.STORED.with_name("claims.md")).read_text()
+    assert claim_search.filled(page, claim_search.read()) == page
 
 
 @pytest.mark.parametrize("one", claim_search.read(), ids=lambda one: f"{one.recipe}-{one.arm}")

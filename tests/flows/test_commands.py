@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -260,7 +261,9 @@ def test_an_estimate_measures_this_machine_once(fresh_home, monkeypatch: pytest.
     output = ratchet(*ask)
     assert (
         "million parameters" in output
-        and "sampled tokens a second, measured on this machine" in output
+        and re.search(
+            r"sampled tokens a second, [\d,]+ ms an update \(full\), measured on this machine", output
+        )
         and "rollout_1" in output
     )
     assert "cost       unknown: the profile states no hardware.price_per_hour" in output
@@ -284,7 +287,7 @@ def test_a_profile_of_this_machine_is_measured_and_each_stage_priced(
     from ratchet.tasks.machine.provenance import machine
 
     home = fresh_home("priced")
-    rates = {"learn": {"full": 100.0}, "score": 200.0, "sample": 20.0, "load": 3.0}
+    rates = {"learn": {"full": 100.0}, "update": {"full": 0.5}, "score": 200.0, "sample": 20.0, "load": 3.0}
     monkeypatch.setattr(calibration, "_measured", lambda ask: rates)
     stated = {
         "tflops": 1.0,
@@ -312,7 +315,9 @@ def test_a_profile_of_this_machine_is_measured_and_each_stage_priced(
         ]
 
     here = estimate(machine())
-    assert " ".join(here[-1]).endswith("20 sampled tokens a second, measured on this machine")
+    assert " ".join(here[-1]).endswith(
+        "20 sampled tokens a second, 500 ms an update (full), measured on this machine"
+    )
     assert next(line for line in here if line[0] == "stage")[-3:] == ["time", "CHF", "largest"]
     rollout, model = (
         next(line for line in here if line[0] == name) for name in ("rollout_1", "model_policy")

@@ -206,11 +206,13 @@ def test_tokens_and_seconds_by_hand() -> None:
         overrides=["sft.limit=100", "sft.fit.epochs=2", "sft.fit.validate_every=0", "evaluate=null"],
     )
     stages = plan(recipe, profile)
-    rates = Rates({adapter_key({"name": "full"}): 50.0}, 100.0, 10.0, load=2.0)
+    full = adapter_key({"name": "full"})
+    rates = Rates({full: 50.0}, {full: 0.5}, 100.0, 10.0, load=2.0)
     costs = {
         c.stage.name: c for c in estimate(recipe, profile, stages, SMOL, {"sft": Split(80, 30.0)}, rates)
     }
-    assert costs["sft"].learn == 80 * 2 * 30 and costs["sft"].seconds == 80 * 2 * 30 / 50 + 3 * 2.0
+    assert costs["sft"].learn == 80 * 2 * 30 and costs["sft"].updates == 2 * 80 / 16
+    assert costs["sft"].seconds == 80 * 2 * 30 / 50 + 10 * 0.5 + 3 * 2.0
     assert math.isnan(costs["curated"].seconds)
 
 
@@ -499,11 +501,12 @@ def test_training_and_sampling_are_divided_by_the_devices_of_all_machines() -> N
     prompts = 20_000 * 1024 * passed / (32 * scores)
     assert costs["rollout_1"] == pytest.approx(20_000 * 8 * 2048 / 512 * step + prompts + 60)
     # two answers a prompt, two epochs; forward, again for checkpointing, and backward: 4 passes
-    pairs = 20_000 * (1024 + 2 * 2048)
-    assert costs["optimise_1"] == pytest.approx(pairs * 2 * 4 * passed / (32 * trains) + 180)
+    # and 2 × 157 updates, which move 28 bytes a parameter at the bandwidth of all devices
+    pairs, update = 20_000 * (1024 + 2 * 2048), 28 * 8_030_261_248 / (32 * 3350e9)
+    assert costs["optimise_1"] == pytest.approx(pairs * 2 * 4 * passed / (32 * trains) + 314 * update + 180)
     # 500,000 texts of 8,192 tokens; 1,000 texts of validation 16 times, which the ranks share
     texts = 500_000 * 4 / trains + 16 * 1000 / scores
-    assert costs["sft"] == pytest.approx(texts * 8192 * passed / 32 + 180)
+    assert costs["sft"] == pytest.approx(texts * 8192 * passed / 32 + 15_625 * update + 180)
 
 
 @pytest.mark.parametrize(
@@ -627,3 +630,17 @@ def test_engines_without_a_slice_take_no_memory() -> None:
     costs = estimate(recipe, profile, plan(recipe, profile), SMOL, {"prompts": Split(31, 17.0, 22.0)}, None)
     (rollout,) = [c for c in costs if c.stage.name == "rollout_1"]
     assert rollout.memory["process"] == PROCESS + 0.05e9
+
+
+def test_measures_that_read_a_language_model_are_counted_in_the_evaluation() -> None:
+    """`fluency` reads every answer of three arms by the base model; `relevance`'s encoder is small."""
+    splits = {"evaluate": Split(256, 60.0)}
+
+    def score(*measures: str) -> float:
+        named = f"evaluate.measures=[{', '.join(measures)}]"
+        recipe, profile = load("instruct", profile="test", overrides=[named, "register=null"])
+        costs = estimate(recipe, profile, plan(recipe, profile), SMOL, splits, None)
+        return next(c.score for c in costs if c.stage.name == "evaluate")
+
+    assert score("relevance") == score("repetition")
+    assert score("fluency") - score("repetition") == pytest.approx(3 * 256 * (60 + 2 * 48))
