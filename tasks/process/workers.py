@@ -1,18 +1,19 @@
 """Warm worker processes: each runs stages one after another, inline and on one thread.
 
 A worker has imported torch and transformers once, so a small stage costs its own work only. It exits with its
-parent. It is replaced after `MOST_STAGES` stages, when it has used more than `MOST_BYTES` of memory, and when
-it died.
+parent. It is replaced when it has used more than `MOST_BYTES` of memory, and when it died.
 """
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.process.child import set_up_process
 from ratchet.tasks.process.launch import prepare, without_main
 
-MOST_STAGES = 200
 MOST_BYTES = 3_000_000_000
 
 
@@ -34,29 +34,33 @@ class Finished:
 
 
 @dataclass
-class _Worker:
-    process: Any
-    connection: Any
-    job: Any = None
-    stages: int = 0
-
-
-@dataclass
 class Workers:
-    """`count` worker processes, started when they are needed. `log`: folder of their output."""
+    """`count` worker processes, each a pool of its own, so that one that dies fails its own stage only.
+    `log`: folder of their output.
+    """
 
     count: int
     log: Path
-    _workers: list[_Worker] = field(default_factory=list)
+    _free: list[ProcessPoolExecutor] = field(default_factory=list)
+    _jobs: dict[Future[tuple[str, int]], tuple[Any, ProcessPoolExecutor]] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def __enter__(self) -> Workers:
         prepare()
+        self.log.mkdir(parents=True, exist_ok=True)
+        self._free = [self._worker() for _ in range(self.count)]
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in self._workers:
-            _stop(worker)
-        self._workers.clear()
+        for child in multiprocessing.active_children():
+            child.terminate()
+        for pool in (*self._free, *(pool for _, pool in self._jobs.values())):
+            pool.shutdown()
+
+    def _worker(self) -> ProcessPoolExecutor:
+        given = (os.getpid(), str(self.log / f"worker-{next(self._numbers)}.log"))
+        context = multiprocessing.get_context("forkserver")
+        return ProcessPoolExecutor(1, context, initializer=set_up_process, initargs=given)
 
     @property
     def idle(self) -> int:
@@ -64,82 +68,41 @@ class Workers:
 
     @property
     def busy(self) -> int:
-        return sum(worker.job is not None for worker in self._workers)
+        return len(self._jobs)
 
     def start(self, job: Any, pipeline: Pipeline, stage: str) -> None:
         """Let an idle worker make `stage` of `pipeline`. `job` identifies it in `finished`."""
-        worker = next((one for one in self._workers if one.job is None), None)
-        if worker is None:
-            assert self.idle, "no worker is idle"
-            worker = _begin(len(self._workers), self.log)
-            self._workers.append(worker)
-        worker.job = job
-        worker.connection.send((pipeline, stage))
+        pool = self._free.pop()
+        with without_main():  # the first stage of a worker starts its process
+            self._jobs[pool.submit(_make, pipeline, stage)] = job, pool
 
     def finished(self) -> Iterator[Finished]:
         """Wait until at least one job has ended, and yield those that have."""
-        busy = {one.connection: one for one in self._workers if one.job is not None}
-        for connection in wait(list(busy)):
-            worker = busy[connection]
-            job, worker.job = worker.job, None
+        for future in wait(self._jobs, return_when=FIRST_COMPLETED).done:
+            job, pool = self._jobs.pop(future)
             try:
-                error, used = worker.connection.recv()
-            except (EOFError, ConnectionError):
-                worker.process.join(10)
-                error, used = f"its process died (exit code {worker.process.exitcode})", MOST_BYTES + 1
-            worker.stages += 1
-            if worker.stages >= MOST_STAGES or used > MOST_BYTES:
-                self._workers.remove(worker)
-                _stop(worker)
+                error, used = future.result()
+            except BrokenProcessPool:
+                error, used = "its process died", MOST_BYTES + 1
+            if used > MOST_BYTES:
+                pool.shutdown()
+                pool = self._worker()
+            self._free.append(pool)
             yield Finished(job, error)
 
 
-def _begin(number: int, log: Path) -> _Worker:
-    log.mkdir(parents=True, exist_ok=True)
-    context = multiprocessing.get_context("forkserver")
-    ours, theirs = context.Pipe()
-    given = (theirs, str(log / f"worker-{number}.log"), os.getpid())
-    process = context.Process(target=_serve, args=given, daemon=False)
-    with without_main():
-        process.start()
-    theirs.close()
-    return _Worker(process, ours)
-
-
-def _stop(worker: _Worker) -> None:
-    worker.connection.close()  # an idle worker ends by itself
-    if worker.job is not None:
-        worker.process.terminate()
-    worker.process.join(5)
-    if worker.process.is_alive():
-        worker.process.kill()
-        worker.process.join()
-
-
-def _serve(connection: Any, log: str, parent: int) -> None:
-    """Main loop of a worker: receives (pipeline, stage), makes the stage, sends (error, peak bytes)."""
+def _make(pipeline: Pipeline, stage: str) -> tuple[str, int]:
+    """Make a stage; returns the error, empty if there was none, and the process's peak memory in bytes."""
     from ratchet.components.stages.job import peak_bytes
 
-    set_up_process(parent, log)
-    known: dict[str, Pipeline] = {}
-    while True:
-        try:
-            pipeline, stage = connection.recv()
-        except (EOFError, ConnectionError):
-            return
-        pipeline = known.setdefault(pipeline.run.name, pipeline)
-        print(f"--- {pipeline.run.name} {stage}", flush=True)
-        connection.send((_made(pipeline, stage), peak_bytes()))
-
-
-def _made(pipeline: Pipeline, stage: str) -> str:
-    """Make a stage; returns the error, empty if there was none."""
+    print(f"--- {pipeline.run.name} {stage}", flush=True)
+    error = ""
     try:
         pipeline.make(stage)
-    except RatchetError as error:
-        print(redacted(str(error)), flush=True)
-        return redacted(str(error))
-    except Exception as error:  # a failed stage must not end the worker
-        sys.excepthook(type(error), error, error.__traceback__)
-        return redacted(f"{type(error).__name__}: {error}")
-    return ""
+    except RatchetError as failed:
+        error = redacted(str(failed))
+        print(error, flush=True)
+    except Exception as failed:
+        sys.excepthook(type(failed), failed, failed.__traceback__)
+        error = redacted(f"{type(failed).__name__}: {failed}")
+    return error, peak_bytes()
