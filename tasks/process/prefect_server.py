@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -68,11 +67,9 @@ class PrefectServer:
         self.making.close()
 
     def _answers(self, seconds: float) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.address}/health", timeout=seconds):
-                return True
-        except (urllib.error.URLError, OSError):
-            return False
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.address}/health", timeout=seconds):
+            return True
+        return False
 
     def stop(self) -> None:
         self.process.terminate()
@@ -90,32 +87,26 @@ def start(folder: Path) -> PrefectServer:
     It ends with this process and ignores Ctrl-C, which a terminal sends to the whole process group: a stopped
     run must still be able to report to its server.
     """
-    with contextlib.ExitStack() as turn:  # two servers creating one database would fail
-        turn.enter_context(file_lock(folder / "database.lock", f"Prefect's database of {folder}"))
-        database = folder / "prefect.db"
+    database = folder / "prefect.db"
+    with contextlib.ExitStack() as lock:  # two servers creating one database would fail
+        lock.enter_context(file_lock(folder / "database.lock", f"Prefect's database of {folder}"))
         unkept = None if database.exists() or _take(database) else database
-        server = PrefectServer(*_begin(), unkept)
-        if unkept:
-            server.making = turn.pop_all()
-    atexit.register(server.stop)
-    os.environ["PREFECT_API_URL"] = server.address
-    return server
-
-
-def _begin() -> tuple[str, subprocess.Popen[bytes]]:
-    """Address and process of a starting server. It is passed the open socket: no other process can take the
-    port, and early callers wait.
-    """
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        command = ["uvicorn", "--factory", "prefect.server.api.server:create_app"]
-        options = ["--fd", str(listening.fileno()), "--log-level", "error", "--lifespan", "on"]
-        with interrupts_blocked():
+        # the server gets the open socket: no other process can take the port, and early callers wait
+        with socket.create_server(("127.0.0.1", 0)) as listening, interrupts_blocked():
+            command = ["uvicorn", "--factory", "prefect.server.api.server:create_app"]
+            options = ["--fd", str(listening.fileno()), "--log-level", "error", "--lifespan", "on"]
             process = subprocess.Popen(
                 [sys.executable, "-m", *command, *options],
                 env={**os.environ, **SETTINGS},
                 pass_fds=[listening.fileno()],
             )
-        return f"http://127.0.0.1:{listening.getsockname()[1]}/api", process
+            address = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
+        server = PrefectServer(address, process, unkept)
+        if unkept:
+            server.making = lock.pop_all()
+    atexit.register(server.stop)
+    os.environ["PREFECT_API_URL"] = address
+    return server
 
 
 def kept() -> Path:
@@ -134,16 +125,11 @@ def _take(database: Path) -> bool:
 
 
 def _keep(database: Path) -> None:
-    """Cache a copy of the new database, unless it already contains runs."""
+    """Cache a copy of a new database, in which no run is yet."""
     with contextlib.suppress(OSError, RuntimeError, sqlite3.Error):
         kept().parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=kept().parent) as folder:
             copy = Path(folder) / "copy"
-            with (
-                contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as ours,
-                contextlib.closing(sqlite3.connect(copy)) as theirs,
-            ):
-                ours.backup(theirs)
-                empty = not theirs.execute("SELECT count(*) FROM flow_run").fetchone()[0]
-            if empty:
-                os.replace(copy, kept())
+            with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as ours:
+                ours.execute("VACUUM INTO ?", (str(copy),))
+            os.replace(copy, kept())
