@@ -36,7 +36,6 @@ def publish(artifact: Path, target: Path) -> bool:
     call. Existing files in `target` are never written to, only unlinked, since they may be links into DVC's
     cache. Raises `StoreError`.
     """
-    artifact, target = Path(artifact), Path(target)
     if not artifact.exists():
         raise StoreError(
             f"cannot publish {artifact} to {target}: it does not exist; run the stage that makes it first"
@@ -49,18 +48,19 @@ def publish(artifact: Path, target: Path) -> bool:
         for leftover in target.parent.glob(f".{target.name}.new-*"):  # left by a killed process
             _remove(leftover)
         if artifact.is_dir():
-
-            def left_out(folder: str, _: list[str]) -> Collection[str]:
-                return UNVERSIONED if Path(folder) == artifact else ()
-
-            shutil.copytree(artifact, new, copy_function=_link_or_copy, ignore=left_out)
+            shutil.copytree(
+                artifact,
+                new,
+                copy_function=_link_or_copy,
+                ignore=lambda folder, _: UNVERSIONED if Path(folder) == artifact else (),
+            )
         else:
             _link_or_copy(artifact, new)
-        if not target.is_symlink() and target.exists() and (target.is_dir() or new.is_dir()):
+        if os.path.lexists(target):
             target.rename(old)
         new.replace(target)
     except OSError as error:
-        if old.exists() and not target.exists():
+        if os.path.lexists(old):
             old.rename(target)
         raise StoreError(
             f"cannot publish {artifact} to {target}: {error}; free space or fix permissions, then run again"
@@ -73,11 +73,8 @@ def publish(artifact: Path, target: Path) -> bool:
 
 def dvc_md5(path: Path) -> str:
     """DVC's md5 of a file or directory (`.dir`), as `publish` writes it and dvc.lock names it."""
-    path = Path(path)
-    if not path.exists():
-        raise StoreError(f"cannot digest {path}: it does not exist")
     if path.is_file():
-        with open(path, "rb") as file:
+        with path.open("rb") as file:
             return hashlib.file_digest(file, "md5").hexdigest()
     entries = [{"md5": dvc_md5(path / name), "relpath": name} for name in sorted(_files(path, UNVERSIONED))]
     return hashlib.md5(json.dumps(entries, sort_keys=True).encode()).hexdigest() + ".dir"
@@ -89,7 +86,6 @@ def commit(workspace: Path) -> dict[str, str]:
     Afterwards `dvc status` is clean and `dvc repro` has nothing to do. Skipped outside a DVC workspace. Waits
     for a busy DVC lock, then raises `ServiceError`.
     """
-    workspace = Path(workspace)
     if not _is_dvc_workspace(workspace, "data versions are not recorded"):
         return {}
     stages = read_stages(workspace).items()
@@ -100,7 +96,7 @@ def commit(workspace: Path) -> dict[str, str]:
 
 def versions(workspace: Path, path: str) -> Iterator[str]:
     """Git commits at which dvc.lock has distinct versions of `path`, latest first."""
-    workspace, seen = Path(workspace), set()
+    seen = set()
     if not _is_dvc_workspace(workspace, f"no earlier version of {path} is looked for"):
         return
     for commit in _git(workspace, "log", "--format=%H", "--", "dvc.lock").split():
@@ -124,7 +120,7 @@ def fetch_version(workspace: Path, path: str, commit: str, target: Path) -> bool
 
 def read_dvc_lock(workspace: Path) -> dict[str, str]:
     """Output path -> md5 from dvc.lock."""
-    lock = Path(workspace) / "dvc.lock"
+    lock = workspace / "dvc.lock"
     return _outs(lock.read_text()) if lock.exists() else {}
 
 
@@ -143,27 +139,25 @@ def _git(workspace: Path, *arguments: str) -> str:
 
 
 def dvc(workspace: Path, *arguments: str, wait_seconds: float = 60.0) -> str:
-    """Run a DVC command and return its output. Retries with backoff while the workspace is locked, up to
-    `wait_seconds`. `ServiceError` on failure.
+    """Run a DVC command and return its output. While another command has locked the workspace, it is repeated
+    for `wait_seconds`. `ServiceError` on failure.
     """
-    end, pause = time.monotonic() + wait_seconds, 0.5
-    while True:
-        done = subprocess.run(
-            [sys.executable, "-m", "dvc", *arguments], cwd=workspace, text=True, capture_output=True
-        )
-        if done.returncode == 0:
-            return done.stdout
-        message = (done.stderr or done.stdout).strip()
-        if not any(word in message for word in BUSY):
-            command = f"`dvc {' '.join(arguments)}` in {workspace}"
-            raise ServiceError(f"{command} failed (exit {done.returncode}): {message[-800:]}")
-        if time.monotonic() + pause > end:
-            raise ServiceError(
+    command, end = [sys.executable, "-m", "dvc", *arguments], time.monotonic() + wait_seconds
+    while (done := subprocess.run(command, cwd=workspace, text=True, capture_output=True)).returncode:
+        message, why = (done.stderr or done.stdout).strip(), ""
+        if any(word in message for word in BUSY):
+            if time.monotonic() < end:
+                time.sleep(1)
+                continue
+            why = (
                 f"another DVC command has locked {workspace} for {wait_seconds:g} s; wait for it, or, if no "
-                f"such process exists, remove .dvc/tmp/rwlock. DVC reported: {message[-500:]}"
+                "such process exists, remove .dvc/tmp/rwlock. DVC reported: "
             )
-        time.sleep(pause)
-        pause = min(5.0, pause * 2)
+        raise ServiceError(
+            f"`dvc {' '.join(arguments)}` in {workspace} failed (exit {done.returncode}): "
+            f"{why}{message[-800:]}"
+        )
+    return done.stdout
 
 
 def _is_dvc_workspace(workspace: Path, otherwise: str) -> bool:
@@ -220,5 +214,5 @@ def _files(folder: Path, without: Collection[str] = ()) -> set[str]:
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
-    elif path.exists() or path.is_symlink():
-        path.unlink()
+    else:
+        path.unlink(missing_ok=True)
