@@ -5,14 +5,9 @@ annotator's pseudonym.
 
 from __future__ import annotations
 
-import base64
-import urllib.error
-import urllib.parse
-import urllib.request
+import httpx
 
 from ratchet.components.errors import RecipeError, ServiceError, redacted
-
-ANSWER_SECONDS = 10.0
 
 
 def checked_server(uri: str) -> str:
@@ -23,30 +18,24 @@ def checked_server(uri: str) -> str:
         raise RecipeError(
             f"--team: MLFLOW_TRACKING_URI: expected the team server's http address, got {redacted(uri)}"
         )
-    if _status(uri, "anonymous", None) != 401:
+    if _status(uri, "anonymous") != 401:
         raise RecipeError(f"--team: {redacted(uri)} has no accounts; start MLflow with --app-name basic-auth")
     return uri
 
 
 def accepts(uri: str, name: str, password: str) -> bool:
     """Whether the server has an account `name` with this password; `ServiceError` if it does not say."""
-    status = _status(uri, name, password)
+    status = _status(uri, name, (name, password))
     if status not in (200, 401):
         raise ServiceError(f"{redacted(uri)} answers {status} to a sign-in")
     return status == 200
 
 
-def _status(uri: str, name: str, password: str | None) -> int:
+def _status(uri: str, name: str, login: tuple[str, str] | None = None) -> int:
     """HTTP status of a request for one's own account, which MLflow grants to every user."""
-    query = urllib.parse.urlencode({"username": name})
-    request = urllib.request.Request(f"{uri.rstrip('/')}/api/2.0/mlflow/users/get?{query}")
-    if password is not None:
-        login = base64.b64encode(f"{name}:{password}".encode()).decode()
-        request.add_header("Authorization", f"Basic {login}")
+    address, query = f"{uri.rstrip('/')}/api/2.0/mlflow/users/get", {"username": name}
     try:
-        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
-            return answer.status
-    except urllib.error.HTTPError as error:
-        return error.code
-    except OSError as error:
-        raise ServiceError(f"{redacted(uri)} does not answer: {getattr(error, 'reason', error)}") from error
+        answer = httpx.get(address, params=query, auth=login, timeout=10, follow_redirects=True)
+        return answer.status_code
+    except httpx.HTTPError as error:
+        raise ServiceError(f"{redacted(uri)} does not answer: {error}") from error

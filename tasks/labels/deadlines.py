@@ -19,31 +19,21 @@ ENDS = ("Resuming", "Running", "Cancelling", "Cancelled", "Failed", "Completed")
 """States after which a flow run need not be resumed any more."""
 
 
-def keep_deadline(flow_run: UUID, end: float) -> UUID | None:
-    """Let the Prefect server resume a flow run at `end` (seconds since 1970), in place of an earlier deadline
-    of it; call it before the flow run is suspended. Returns the automation's id; None, with a warning, if the
-    server does not take it.
+def set_deadline(flow_run: UUID, end: float | None) -> None:
+    """Let the Prefect server resume a flow run at `end` (seconds since 1970; None: never), in place of an
+    earlier deadline of it; call it before the flow run is suspended. Warns if the server does not take it.
     """
     from prefect.client.orchestration import get_client
 
     try:
         with get_client(sync_client=True) as client:
             client.delete_resource_owned_automations(_resource(flow_run))
-            return client.create_automation(automation(flow_run, end - time.time()))
+            if end is not None:
+                client.create_automation(automation(flow_run, end - time.time()))
     except Exception as error:
-        _warn("the deadline is noticed only while `ratchet label` serves the page", error)
-        return None
-
-
-def drop_deadline(automation: UUID) -> None:
-    """Delete the automation of a flow run that goes on; never fails."""
-    from prefect.client.orchestration import get_client
-
-    try:
-        with get_client(sync_client=True) as client:
-            client.delete_automation(automation)
-    except Exception as error:
-        _warn(f"the automation {automation} was not deleted", error)
+        effect = "is noticed only while `ratchet label` serves the page" if end else "was not deleted"
+        text = redacted(f"{type(error).__name__}: {error}")
+        log.warning("the deadline of flow run %s %s: %s", flow_run, effect, text)
 
 
 def automation(flow_run: UUID, seconds: float) -> Any:
@@ -71,7 +61,3 @@ def automation(flow_run: UUID, seconds: float) -> Any:
 
 def _resource(flow_run: UUID) -> str:
     return f"prefect.flow-run.{flow_run}"
-
-
-def _warn(text: str, error: Exception) -> None:
-    log.warning("%s", redacted(f"{text}: {type(error).__name__}: {error}"))

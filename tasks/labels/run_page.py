@@ -34,35 +34,22 @@ class RunPage:
         """Create or change the artifact of the flow run; never fails."""
         from prefect.client.orchestration import get_client
         from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
-        from prefect.client.schemas.filters import (
-            ArtifactFilter,
-            ArtifactFilterFlowRunId,
-            ArtifactFilterKey,
-        )
+        from prefect.client.schemas.filters import ArtifactFilter
         from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-        of_run = ArtifactFilter(
-            key=ArtifactFilterKey(any_=[KEY]),
-            flow_run_id=ArtifactFilterFlowRunId(any_=[self.flow_run]),
-        )
         title = "Page on which people compare answers"
+        of_run = {"key": {"any_": [KEY]}, "flow_run_id": {"any_": [self.flow_run]}}
+        new = {"key": KEY, "type": "markdown", "description": title, "flow_run_id": self.flow_run}
         try:
             with (
                 temporary_settings({PREFECT_API_URL: self.api, PREFECT_CLIENT_MAX_RETRIES: 0}),
                 get_client(sync_client=True) as client,
             ):
-                known = client.read_artifacts(artifact_filter=of_run)
+                known = client.read_artifacts(artifact_filter=ArtifactFilter.model_validate(of_run))
                 for one in known:
                     client.update_artifact(one.id, ArtifactUpdate(data=markdown))
                 if not known:
-                    made = ArtifactCreate(
-                        key=KEY,
-                        type="markdown",
-                        description=title,
-                        data=markdown,
-                        flow_run_id=self.flow_run,
-                    )
-                    client.create_artifact(made)
+                    client.create_artifact(ArtifactCreate(**new, data=markdown))
         except Exception as error:
             log.warning("%s", redacted(f"the Prefect page was not updated: {type(error).__name__}: {error}"))
 

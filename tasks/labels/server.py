@@ -86,16 +86,15 @@ def annotator(
     x_annotator: Annotated[str, Header()] = "",
 ) -> str:
     """Pseudonym of a request's annotator; `NotSignedIn` without a valid token (without tokens: pseudonym)."""
-    folder: Path = request.app.state.folder
+    state = request.app.state
     scheme, _, token = authorization.partition(" ")
-    team = bool(request.app.state.team)
-    needed = team or not request.app.state.local or uses_tokens(folder)
+    needed = state.team or not state.local or uses_tokens(state.folder)
     if needed:
-        name = holder(token.strip(), digests(folder)) if scheme.lower() == "bearer" else None
+        name = holder(token.strip(), digests(state.folder)) if scheme.lower() == "bearer" else None
     else:
         name = x_annotator if NAME.fullmatch(x_annotator) else None
     if name is None:
-        raise NotSignedIn("account" if team else "link" if needed else "pseudonym")
+        raise NotSignedIn("account" if state.team else "link" if needed else "pseudonym")
     return name
 
 
@@ -228,30 +227,22 @@ def is_loopback(host: str) -> bool:
     return host in LOOPBACK or host.startswith("127.")
 
 
-def listener(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0: any free one. `ServiceError` if the address cannot be had."""
+@contextlib.contextmanager
+def serving(app: FastAPI, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+    """Serve an application from a thread of this process, on any free port for port 0; yields its address.
+    There is no access log, which would name annotators. `ServiceError` if the address cannot be had.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family)
+        bound = socket.create_server((host, port), family=family)
     except OSError as error:
         raise ServiceError(
             f"cannot listen on {host} port {port}: {error.strerror}; pass another with --port"
         ) from error
-
-
-def server_of(app: FastAPI) -> uvicorn.Server:
-    """The uvicorn server of an application, without an access log, which would name annotators."""
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, limit_concurrency=256, lifespan="off"
     )
-    return uvicorn.Server(config)
-
-
-@contextlib.contextmanager
-def serving(app: FastAPI, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
-    """Serve an application from a thread of this process; yields its address."""
-    bound = listener(host, port)
-    server = server_of(app)
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([bound],), name="labels", daemon=True)
     thread.start()
     end = time.monotonic() + 30
@@ -260,14 +251,10 @@ def serving(app: FastAPI, host: str = "127.0.0.1", port: int = 0) -> Iterator[st
     try:
         if not server.started:
             raise ServiceError(f"the labelling server on {host} did not start within 30 s")
-        yield address(host, bound.getsockname()[1])
+        yield f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(10)
-
-
-def address(host: str, port: int) -> str:
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def links(base: str, tokens: Mapping[str, str]) -> dict[str, str]:

@@ -23,15 +23,14 @@ from ratchet.components.recipes.plan import Stage
 from ratchet.components.stages.ask import OPENED, QUEUE, Waiting, open_queue
 from ratchet.components.stages.job import Job
 from ratchet.components.storage.store import write_atomic
-from ratchet.tasks.labels.deadlines import drop_deadline, keep_deadline
+from ratchet.tasks.labels.deadlines import set_deadline
 from ratchet.tasks.labels.run_page import page_of_this_run
 from ratchet.tasks.pipeline import Pipeline, Watcher
 from ratchet.tasks.tracking.alerts import LABELS, emit_alert
 
 log = logging.getLogger("ratchet.labels")
 FLOW_RUN = "flow_run.json"
-"""File of a queue whose flow run is suspended: its id, the wanted labels, the deadline, and the automation
-that keeps the deadline."""
+"""File of a queue whose flow run is suspended: its id, the wanted labels, and the deadline."""
 
 
 def queue_of(home: Path, stage: str, key: str) -> Path:
@@ -94,8 +93,8 @@ def suspend(queue: Waiting, flow_run: UUID) -> None:
     from prefect.flow_runs import suspend_flow_run
 
     end = None if math.isinf(queue.end) else queue.end
-    kept = None if end is None else keep_deadline(flow_run, end)
-    record = {"flow_run": str(flow_run), "wanted": queue.wanted, "end": end, "automation": kept and str(kept)}
+    set_deadline(flow_run, end)
+    record = {"flow_run": str(flow_run), "wanted": queue.wanted, "end": end}
     write_atomic(queue.folder / FLOW_RUN, json.dumps(record) + "\n")
     suspend_flow_run(key=str(uuid4()))
 
@@ -141,6 +140,6 @@ def _forget_flow_run(folder: Path) -> None:
     """Delete the record of the suspended flow run, and its deadline at the Prefect server."""
     with contextlib.suppress(FileNotFoundError):  # the page and the run both do so
         record = json.loads((folder / FLOW_RUN).read_text())
-        if record.get("automation"):
-            drop_deadline(UUID(record["automation"]))
+        if record["end"] is not None:
+            set_deadline(UUID(record["flow_run"]), None)
         (folder / FLOW_RUN).unlink()

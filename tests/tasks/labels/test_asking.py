@@ -42,7 +42,7 @@ from ratchet.components.stages.propose import propose
 from ratchet.components.storage.store import Workspace
 from ratchet.components.types import Artifact, Context, Group, Prompt, Trajectory
 from ratchet.flows.cli import app
-from ratchet.tasks.labels.deadlines import drop_deadline, keep_deadline
+from ratchet.tasks.labels.deadlines import set_deadline
 from ratchet.tasks.labels.readers import readers
 from ratchet.tasks.labels.run_page import FILE, RunPage, link_shown, page_of, unserved
 from ratchet.tasks.labels.server import make_app, serving
@@ -540,9 +540,6 @@ class FakeServer:
         self.automations[name] = one
         return name
 
-    def delete_automation(self, name: UUID) -> None:
-        self.automations.pop(name, None)
-
     def read_artifacts(self, artifact_filter: Any) -> list[Any]:
         (run,) = artifact_filter.flow_run_id.any_
         return [one for one in self.artifacts.values() if one.flow_run_id == run]
@@ -559,20 +556,21 @@ def test_a_deadline_is_an_automation_that_resumes_the_flow_run(monkeypatch: pyte
     """One a flow run: a run that suspends again replaces it."""
     server, runs = FakeServer(), (UUID(int=7), UUID(int=8))
     monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: server)
-    first = keep_deadline(runs[0], time.time() + 3600)
-    keep_deadline(runs[1], time.time() - 5)
-    assert first is not None and len(server.automations) == 2
-    made = server.automations[first]
+    set_deadline(runs[0], time.time() + 3600)
+    set_deadline(runs[1], time.time() - 5)
+    made, late = server.automations.values()
     assert made.actions[0].type == "resume-flow-run"
     assert made.trigger.match.root == {"prefect.resource.id": f"prefect.flow-run.{runs[0]}"}
     assert made.trigger.after == {"prefect.flow-run.Suspended"}
     assert made.trigger.within.total_seconds() == pytest.approx(3601, abs=5)
-    assert keep_deadline(runs[0], time.time() + 60) and len(server.automations) == 2
-    assert min(one.trigger.within.total_seconds() for one in server.automations.values()) == 10, "the least"
-    drop_deadline(first)
+    assert late.trigger.within.total_seconds() == 10, "the least"
+    set_deadline(runs[0], time.time() + 60)
+    assert len(server.automations) == 2
+    set_deadline(runs[0], None)
+    assert list(server.automations.values()) == [late]
     monkeypatch.setattr("prefect.client.orchestration.get_client", Mock(side_effect=ConnectionError("away")))
-    assert keep_deadline(runs[0], time.time()) is None
-    drop_deadline(first)
+    for end in (time.time(), None):
+        set_deadline(runs[0], end)  # warns only
 
 
 def test_the_flow_run_shows_the_address_of_the_page_while_it_is_served(
