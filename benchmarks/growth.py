@@ -254,8 +254,6 @@ def _spread(point: dict[str, Any], work: Callable[[Any, int], int]) -> dict[str,
     """Time `work(engine, rows) -> tokens` of an engine over `point["value"]` processes, after one call in
     which each of them loads the model. With one process the stage's own computes, as in a run.
     """
-    import multiprocessing
-
     import torch
 
     from ratchet.components.recipes.plain_values import plain
@@ -275,8 +273,7 @@ def _spread(point: dict[str, Any], work: Callable[[Any, int], int]) -> dict[str,
         model = fresh(point["size"], place / "model")
         workers, connections = [], []
         if count > 1:
-            context = multiprocessing.get_context("forkserver")
-            workers, connections = start_engines(context, request, count, place / "engines.log", ())
+            workers, connections = start_engines(request, count, place / "engines.log", ())
         shards.connect(connections)
         try:
             with shards.sharding("rollout", place):

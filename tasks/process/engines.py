@@ -8,6 +8,7 @@ They are forked from the launcher's fork server and connected to the stage's pro
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -34,20 +35,26 @@ def engines_of(request: Mapping[str, Any]) -> int:
 
 
 def start_engines(
-    context: Any, request: Mapping[str, Any], count: int, log: Path, devices: Sequence[str]
+    request: Mapping[str, Any], count: int, log: Path, devices: Sequence[str]
 ) -> tuple[list[BaseProcess], list[Connection]]:
     """The processes, and the stage's ends of their connections."""
     workers, connections = [], []
     for number in range(count):
-        ours, theirs = context.Pipe()
-        place = (number, count, tuple(devices))
-        given = (theirs, request["does"], request["options"]["profile"], place, str(log), os.getpid())
-        process = context.Process(target=serve_slices, args=given, daemon=False)
-        process.start()
-        theirs.close()
-        workers.append(process)
+        ours, theirs = multiprocessing.Pipe()
+        workers.append(start_engine(theirs, request, (number, count, tuple(devices)), str(log)))
         connections.append(ours)
     return workers, connections
+
+
+def start_engine(
+    connection: Connection, request: Mapping[str, Any], place: tuple[int, int, tuple[str, ...]], log: str
+) -> BaseProcess:
+    """Start an engine process and hand it the connection. `place`: its number, their count, GPUs of all."""
+    given = (connection, request["does"], request["options"]["profile"], place, log, os.getpid())
+    process = multiprocessing.get_context("forkserver").Process(target=serve_slices, args=given)
+    process.start()
+    connection.close()
+    return process
 
 
 def stop_engines(workers: Sequence[BaseProcess]) -> None:
@@ -76,8 +83,7 @@ def serve_slices(
         _choose_gpus(profile, number, count, devices)
         from ratchet.components.stages.job import computing, peak_bytes, processor_seconds
 
-        threads = threads_per_engine(profile["threads"], count)
-        own = {**profile, "threads": threads}
+        own = {**profile, "threads": threads_per_engine(profile["threads"], count)}
         with computing(own):
             serve(connection, own, lambda: (processor_seconds(), peak_bytes() - shared_bytes()))
     except BaseException as error:

@@ -16,8 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from ratchet.tasks.process.ranks import JOB, Job, missing_devices, run_ranks
-from ratchet.tasks.process.remote_engines import devices_needed, other_version, serve_job
+from ratchet.components.recipes.profile import gpus_per_engine
+from ratchet.tasks.machine.provenance import code_versions
+from ratchet.tasks.process.ranks import JOB, Job, missing_devices, other_version, run_ranks
+from ratchet.tasks.process.remote_engines import serve_job
 
 
 def join(home: Path, say: Callable[[str], None]) -> NoReturn:
@@ -108,4 +110,5 @@ def rejection_reason(file: Path, job: Job) -> str:
         )
     if not job.key:  # ranks compare their versions themselves
         return missing_devices(job.ranks_per_machine)
-    return other_version(job) or missing_devices(devices_needed(job))
+    devices = job.ranks_per_machine * gpus_per_engine(job.request["options"]["profile"])
+    return other_version(job.code, job.leader, code_versions()) or missing_devices(devices)

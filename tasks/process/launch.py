@@ -64,7 +64,7 @@ def launch(
     receive, send = context.Pipe(duplex=False)
     log.parent.mkdir(parents=True, exist_ok=True)
     with without_main():
-        workers, connections = start_engines(context, request, engines, log, devices)
+        workers, connections = start_engines(request, engines, log, devices)
         given = (dict(request), send, str(log), os.getpid(), tuple(devices), connections)
         child = context.Process(target=_child, args=given, daemon=False)
         child.start()
@@ -84,7 +84,10 @@ def launch(
     finally:
         stop_engines(workers)
     if answer is None:
-        raise StageError(_death_message(request["does"], child.exitcode, log), died=True)
+        code = child.exitcode or 0
+        again = "run again to continue from its last checkpoint"
+        why = f"{killed_by(-code)}; {again}" if code < 0 else f"ended without a result, exit code {code}"
+        raise StageError(f"stage {request['does']!r} {why} (log: {log})", died=True)
     kind, value = answer
     if kind == "error":
         raise value
@@ -97,42 +100,33 @@ def prepare() -> None:
     """
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
     resource_tracker.ensure_running()  # the fork server starts it otherwise, and it unblocks interrupts
-    with _environment(environment()), interrupts_blocked():
-        ensure_running()
+    added = environment()
+    os.environ.update(added)
+    try:
+        with interrupts_blocked():
+            ensure_running()
+    finally:
+        for name in added:
+            os.environ.pop(name, None)  # another thread may have removed it
 
 
 def environment() -> dict[str, str]:
-    """`ENVIRONMENT` without what conflicts with the user's variables; set it before torch is imported."""
-    return {
-        k: v for k, v in ENVIRONMENT.items() if k != "GOMP_SPINCOUNT" or "OMP_WAIT_POLICY" not in os.environ
-    }
+    """`ENVIRONMENT` without what the user has set or contradicts; set it before torch is imported."""
+    theirs = {*os.environ, *(["GOMP_SPINCOUNT"] if "OMP_WAIT_POLICY" in os.environ else [])}
+    return {name: value for name, value in ENVIRONMENT.items() if name not in theirs}
 
 
 @contextlib.contextmanager
 def without_main() -> Iterator[None]:
     """Prevent multiprocessing from re-running the script that started the flow."""
     main = sys.modules["__main__"]
-    kept = {name: getattr(main, name) for name in ("__spec__", "__file__") if hasattr(main, name)}
+    kept = {name: vars(main)[name] for name in ("__spec__", "__file__") if name in vars(main)}
     try:
         main.__spec__ = None
-        if "__file__" in kept:
-            del main.__file__
+        vars(main).pop("__file__", None)
         yield
     finally:
-        for name, value in kept.items():
-            setattr(main, name, value)
-
-
-@contextlib.contextmanager
-def _environment(more: Mapping[str, str]) -> Iterator[None]:
-    """Temporarily add variables to the environment, for the fork server; existing ones are kept."""
-    added = {name: value for name, value in more.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)  # another thread may have removed it
+        vars(main).update(kept)
 
 
 def _child(
@@ -175,10 +169,3 @@ def _terminate(child: Any) -> None:
         child.join(3)
         if not child.is_alive():
             return
-
-
-def _death_message(does: str, code: int | None, log: Path) -> str:
-    if code is not None and code < 0:
-        again = "run again to continue from its last checkpoint"
-        return f"stage {does!r} {killed_by(-code)}; {again} (log: {log})"
-    return f"stage {does!r} ended without a result, exit code {code} (log: {log})"

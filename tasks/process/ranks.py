@@ -134,7 +134,7 @@ def execute_on_ranks(request: Mapping[str, Any], log: str) -> dict[str, Any]:
             f"`{command}` on each of the others (it prints why it cannot join), then run this command again"
         ) from None
     except ChildFailedError:
-        raise failure_of(job, failure_reports(job)) from None
+        raise failure_of(job) from None
     finally:
         (work.root / JOB).unlink(missing_ok=True)
         shutil.rmtree(job.reports, ignore_errors=True)
@@ -148,9 +148,8 @@ def run_ranks(job: Job, log: str) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    multiprocessing.get_context("forkserver").set_forkserver_preload(
-        PRELOAD
-    )  # a process with an initialised CUDA context must not be forked
+    # a process with an initialised CUDA context must not be forked
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
     config = LaunchConfig(
         min_nodes=job.machines,
         max_nodes=job.machines,
@@ -189,7 +188,10 @@ def _rank(job: Job, log: str, launcher_pid: int) -> None:
         connecting.cancel()
         if job.machines > 1:
             threading.Thread(target=_exit_with_other_machines, args=(job,), daemon=True).start()
-            _require_same_code(ranks.gather((socket.gethostname(), code_versions())))
+            first, *others = ranks.gather((socket.gethostname(), code_versions()))
+            for host, versions in others:
+                if why := other_version(versions, host, first[1], first[0]):
+                    raise ContractError(why)
         meta = execute(job.request)
         if ranks.first():
             write_atomic(job.reports / META, json.dumps(meta))
@@ -201,14 +203,17 @@ def _rank(job: Job, log: str, launcher_pid: int) -> None:
         sys.exit(1)  # torch would print a raised exception, which may contain secrets
 
 
-def _require_same_code(machines: list[tuple[str, dict[str, str]]]) -> None:
-    first, ours = machines[0]
-    for host, theirs in machines:
-        if other := next((name for name in ours if ours[name] != theirs[name]), None):
-            raise ContractError(
-                f"{other} is {theirs[other]} on {host} and {ours[other]} on {first}; all machines of a "
-                "stage need the same version"
+def other_version(
+    theirs: Mapping[str, str], host: str, ours: Mapping[str, str], here: str = socket.gethostname()
+) -> str:
+    """Which version differs between two machines, as a message; empty if none does."""
+    for name in ours:
+        if ours[name] != theirs[name]:
+            return (
+                f"{name} is {theirs[name]} on {host} and {ours[name]} on {here}; all machines of a stage "
+                "need the same version"
             )
+    return ""
 
 
 def report(job: Job, rank: int, log: str, **what: Any) -> None:
@@ -218,26 +223,19 @@ def report(job: Job, rank: int, log: str, **what: Any) -> None:
         write_atomic(file, json.dumps({"host": socket.gethostname(), "log": log, **what}))
 
 
-def failure_reports(job: Job) -> dict[int, dict[str, Any]]:
-    """Reports of all failed ranks; waits for those of other machines, which may appear late
-    on a shared disk.
+def failure_of(job: Job) -> RatchetError:
+    """The root cause of a failed stage as one error: the death of a rank explains errors of the others, and a
+    `RatchetError` explains broken connections. In this order: a rank killed by a signal, a `RatchetError`,
+    out of memory, a machine that left, any other error. Waits for reports of other machines, which may appear
+    late on a shared disk.
     """
     deadline = time.monotonic() + (REPORT_SECONDS if job.machines > 1 else 0)
     while len(list(job.reports.glob("*.exit"))) < job.ranks and time.monotonic() < deadline:
         time.sleep(0.2)
     found: dict[int, dict[str, Any]] = {}
-    for file in sorted(job.reports.glob("[0-9]*.e*")):  # a report that is being written begins with a dot
+    files = job.reports.glob("[0-9]*.e*")  # a report that is being written begins with a dot
+    for file in sorted(files, key=lambda file: int(file.stem)):
         found.setdefault(int(file.stem), {}).update(json.loads(file.read_text()))
-    return found
-
-
-def failure_of(job: Job, found: Mapping[int, Mapping[str, Any]]) -> RatchetError:
-    """The root cause of a failed stage as one error: the death of a rank explains errors of the others, and a
-    `RatchetError` explains broken connections. In this order: a rank killed by a signal, a `RatchetError`,
-    out of memory, a machine that left, any other error.
-    """
-
-    found = dict(sorted(found.items()))
 
     def failed(rank: int, text: str, died: bool = True) -> StageError:
         host = f" on {found[rank]['host']}" if job.machines > 1 else ""

@@ -22,32 +22,29 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
-from ratchet.components.recipes.profile import engine_processes, gpus_per_engine
+from ratchet.components.recipes.profile import engine_processes
 from ratchet.components.stages.shards import STAGES
 from ratchet.components.stages.slices import Arrivals
-from ratchet.components.storage.store import Workspace, write_atomic
+from ratchet.components.storage.store import write_atomic
 from ratchet.tasks.machine.provenance import code_versions
-from ratchet.tasks.process.engines import serve_slices, stop_engines
+from ratchet.tasks.process.engines import start_engine, stop_engines
 from ratchet.tasks.process.ranks import JOB, Job
 
 KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 """Seconds and probes after which the connection to a machine that lost power counts as closed."""
 
 
-def takes_engines(request: Mapping[str, Any]) -> bool:
-    """Whether a stage samples or scores on engines of several machines."""
-    profile = request["options"].get("profile")
-    return bool(profile) and request["does"] in STAGES and int(profile.get("machines", 1)) > 1
-
-
 @contextlib.contextmanager
 def accept_engines(request: Mapping[str, Any], log: str) -> Iterator[Arrivals | None]:
-    """Accept engine processes of other machines while the stage runs; None if it takes none."""
-    if not takes_engines(request):
+    """Accept engine processes of other machines while a stage that samples or scores runs; None if it takes
+    none.
+    """
+    profile = request["options"].get("profile") or {}
+    machines, key = int(profile.get("machines", 1)), secrets.token_hex(32)
+    if machines == 1 or request["does"] not in STAGES:
         yield None
         return
-    profile, work = request["options"]["profile"], Workspace(Path(request["work"]))
-    machines, key = int(profile["machines"]), secrets.token_hex(32)
+    file = Path(request["work"]) / JOB
     engines = engine_processes(profile) * machines
     arrivals = Arrivals()
     with Listener(("", 0), backlog=engines, authkey=key.encode()) as listener:
@@ -56,11 +53,11 @@ def accept_engines(request: Mapping[str, Any], log: str) -> Iterator[Arrivals | 
             request, log, engines, machines, f"{host}:{listener.address[1]}", key=key, code=code_versions()
         )
         threading.Thread(target=_accept, args=(listener, arrivals), name="engines", daemon=True).start()
-        write_atomic(work.root / JOB, json.dumps(asdict(job)), private=True)
+        write_atomic(file, json.dumps(asdict(job)), private=True)
         try:
             yield arrivals
         finally:
-            (work.root / JOB).unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
 
 
 def _accept(listener: Listener, arrivals: Arrivals) -> None:
@@ -81,37 +78,18 @@ def serve_job(job: Job, log: str) -> int:
     """Start this machine's engine processes and wait until the stage ends, or they do; returns how many were
     killed. `OSError` and `AuthenticationError` if the stage cannot be reached.
     """
-    context = multiprocessing.get_context("forkserver")
     host, port = job.endpoint.rsplit(":", 1)
-    profile, count = job.request["options"]["profile"], job.ranks_per_machine
-    workers = []
+    count, workers = job.ranks_per_machine, []
     try:
         for number in range(count):
-            with Client((host, int(port)), authkey=job.key.encode()) as connection:
-                _keep_alive(connection)
-                given = (connection, job.request["does"], profile, (number, count, ()), log, os.getpid())
-                process = context.Process(target=serve_slices, args=given, daemon=False)
-                process.start()
-            workers.append(process)
+            connection = Client((host, int(port)), authkey=job.key.encode())
+            _keep_alive(connection)
+            workers.append(start_engine(connection, job.request, (number, count, ()), log))
         for process in workers:
             process.join()
         return sum(process.exitcode != 0 for process in workers)
     finally:
         stop_engines(workers)
-
-
-def devices_needed(job: Job) -> int:
-    """GPUs that this machine's engines of a job use."""
-    return job.ranks_per_machine * gpus_per_engine(job.request["options"]["profile"])
-
-
-def other_version(job: Job) -> str:
-    """Which version differs between this machine and the job's, as a message; empty if none does."""
-    ours = code_versions()
-    for name, theirs in job.code.items():
-        if ours[name] != theirs:
-            return f"{name} is {theirs} on {job.leader} and {ours[name]} here; both need the same version"
-    return ""
 
 
 def _keep_alive(connection: Connection) -> None:

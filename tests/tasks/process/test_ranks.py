@@ -34,7 +34,7 @@ from ratchet.components.training import ranks
 from ratchet.components.types import Artifact
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.process.launch import launch
-from ratchet.tasks.process.ranks import Job, failure_of, failure_reports, ranks_of, report
+from ratchet.tasks.process.ranks import Job, failure_of, ranks_of, report
 
 needs_deepspeed = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="the extra `scale` is not installed"
@@ -194,7 +194,7 @@ def test_failure_names_the_rank_and_the_reason(tmp_path: Path, monkeypatch: pyte
         report(job, last, "b.log", exitcode=exitcode)
         for rank, (kind, text) in errors.items():
             report(job, int(rank[1:]), "b.log" if rank == f"r{last}" else "a.log", kind=kind, text=text)
-        return failure_of(job, failure_reports(job))
+        return failure_of(job)
 
     echo, host = ("RuntimeError", "Connection closed by peer"), socket.gethostname()
     died = of(-9, r0=echo)

@@ -28,7 +28,7 @@ from ratchet.components.types import Artifact
 from ratchet.tasks.process.joining import jobs, rejection_reason
 from ratchet.tasks.process.launch import launch
 from ratchet.tasks.process.ranks import JOB
-from ratchet.tasks.process.remote_engines import accept_engines, takes_engines
+from ratchet.tasks.process.remote_engines import accept_engines
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG = 120.0
@@ -151,7 +151,7 @@ def test_engines_need_the_key_and_the_same_code(
         other["code"]["torch"] = "1.0"
         file.write_text(json.dumps(other))
         assert re.match(
-            r"torch is 1\.0 on \S+ and \S+ here; both need the same version",
+            r"torch is 1\.0 on \S+ and \S+ on \S+; all machines of a stage need the same version",
             rejection_reason(file, jobs(tmp_path)[0][1]),
         )
     assert not file.exists()
@@ -160,6 +160,6 @@ def test_engines_need_the_key_and_the_same_code(
 def test_one_machine_and_other_stages_accept_no_engines(inputs: dict[str, Artifact], tmp_path: Path) -> None:
     with accept_engines(sampling(tmp_path, inputs, 1), "log") as arrivals:
         assert arrivals is None and not jobs(tmp_path)
-    assert not takes_engines(
-        {"does": "sft", "options": {"profile": plain(Profile(machines=2, ranks=2, learner="deepspeed"))}}
-    )
+    profile = plain(Profile(machines=2, ranks=2, learner="deepspeed"))
+    with accept_engines({"does": "sft", "options": {"profile": profile}}, "log") as arrivals:
+        assert arrivals is None
