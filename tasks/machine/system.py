@@ -33,33 +33,30 @@ def sampled(file: Path, every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
     """Append samples to `file` at once, every `every_seconds`, and at the end; a resumed run continues it."""
     stop = threading.Event()
     first = _first_time(file) or time.time()
-    thread = threading.Thread(
-        target=_serve, args=(file, first, every_seconds, stop), name="system-metrics", daemon=True
-    )
+
+    def work() -> None:
+        with contextlib.suppress(Exception):  # monitoring errors must not stop a run
+            import psutil
+
+            devices, last = gpus(), False
+            psutil.cpu_percent()  # the first call only initialises the counter
+            file.parent.mkdir(parents=True, exist_ok=True)
+            while True:
+                now = time.time()
+                line = {"step": round(now - first), "time": now, "metrics": sample(devices)}
+                with file.open("a") as out:
+                    out.write(json.dumps(line) + "\n")
+                if last:
+                    return
+                last = stop.wait(every_seconds)
+
+    thread = threading.Thread(target=work, name="system-metrics", daemon=True)
     thread.start()
     try:
         yield
     finally:
         stop.set()
         thread.join(5)
-
-
-def _serve(file: Path, first: float, every_seconds: float, stop: threading.Event) -> None:
-    with contextlib.suppress(Exception):  # monitoring errors must not stop a run
-        import psutil
-
-        devices = gpus()
-        psutil.cpu_percent()  # the first call only initialises the counter
-        last = False
-        while True:
-            now = time.time()
-            line = {"step": round(now - first), "time": now, "metrics": sample(devices)}
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("a") as out:
-                out.write(json.dumps(line) + "\n")
-            if last:
-                return
-            last = stop.wait(every_seconds)
 
 
 def sample(devices: list[Any]) -> dict[str, float]:
@@ -84,15 +81,11 @@ def sample(devices: list[Any]) -> dict[str, float]:
 
 def gpus() -> list[Any]:
     """NVML handles of the NVIDIA GPUs, if nvidia-ml-py and a driver are installed."""
-    try:
-        import pynvml
-    except ImportError:
-        return []
-    try:
-        pynvml.nvmlInit()
-        return [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError:
-        return []
+    with contextlib.suppress(Exception):
+        nvml = _nvml()
+        nvml.nvmlInit()
+        return [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    return []
 
 
 def visible_gpus() -> dict[str, str]:
@@ -102,7 +95,7 @@ def visible_gpus() -> dict[str, str]:
     initialise CUDA. The machine-wide id is the UUID (jobs of a scheduler may each call theirs 0), or the
     listed name without NVML. `RecipeError` if there is a driver but neither a list nor NVML.
     """
-    listed, uuids = os.environ.get("CUDA_VISIBLE_DEVICES"), _uuids()
+    listed, uuids = os.environ.get("CUDA_VISIBLE_DEVICES"), [_nvml().nvmlDeviceGetUUID(one) for one in gpus()]
     if listed is None and not uuids and DRIVER.exists():
         raise RecipeError(
             "`gpus` requested, but the GPUs of this machine cannot be listed; run "
@@ -118,10 +111,6 @@ def visible_gpus() -> dict[str, str]:
 def gpu_names() -> list[str]:
     """Models of the NVIDIA GPUs."""
     return [_nvml().nvmlDeviceGetName(device) for device in gpus()]
-
-
-def _uuids() -> list[str]:
-    return [_nvml().nvmlDeviceGetUUID(device) for device in gpus()]
 
 
 def _nvml() -> Any:

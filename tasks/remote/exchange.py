@@ -11,7 +11,6 @@ concern (`AWS_*`, `GOOGLE_*` variables).
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import shutil
 import uuid
@@ -20,10 +19,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ratchet.components.errors import RatchetError, RecipeError, ServiceError, StoreError, nearest, redacted
-from ratchet.components.storage.store import MANIFEST, Store, disk_errors, read_manifest
+from ratchet.components.storage.store import MANIFEST, Store, disk_errors, file_digest, read_manifest
 from ratchet.components.types import Artifact
-
-CHUNK = 1 << 22  # bytes
 
 
 def check(address: str) -> None:
@@ -141,20 +138,15 @@ class Exchange:
 
     def _get(self, entry: Mapping[str, Any], file: Path) -> bool:
         """Download and verify a file; False if it does not exist."""
-        found = hashlib.sha256()
-        try:
-            opened = self.system.open(self._file(entry), "rb")
-        except FileNotFoundError:
-            return False
-        with disk_errors(f"writing {file}"), opened as there:
+        with disk_errors(f"writing {file}"):
             file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("wb") as here:
-                while chunk := there.read(CHUNK):
-                    found.update(chunk)
-                    here.write(chunk)
-        if found.hexdigest() != entry["sha256"]:
+            try:
+                self.system.get_file(self._file(entry), str(file))
+            except FileNotFoundError:
+                return False
+        if (found := file_digest(file)) != entry["sha256"]:
             raise StoreError(
-                f"{self.address}: the file {entry['sha256']} arrived with SHA-256 {found.hexdigest()}; "
+                f"{self.address}: the file {entry['sha256']} arrived with SHA-256 {found}; "
                 "remove it there and run again to upload it once more"
             )
         return True

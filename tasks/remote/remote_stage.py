@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from ratchet.components.errors import ServiceError, StageError
 from ratchet.components.recipes.plan import Stage
@@ -64,36 +64,40 @@ class RemoteStage:
         from httpx import HTTPError
         from prefect.client.orchestration import get_client
         from prefect.deployments import run_deployment
+        from prefect.exceptions import ObjectNotFound
         from prefect.states import Cancelling
 
-        with prefect_errors(self.deployment), get_client(sync_client=True) as client:
-            mark = f"key:{stage.key[:16]}"
-            run = _under_way(client, mark, self.exchange.address)
-            if run is None:
-                given = {
-                    "recipe": dump(pipeline.recipe, pipeline.profile),
-                    "stage": stage.name,
-                    "key": stage.key,
-                    "run": pipeline.run.name,
-                    "artifacts": self.exchange.address,
-                }
-                name = f"{pipeline.run.name}-{stage.name}"
-                run = cast(
-                    Any,
-                    run_deployment(
-                        self.deployment, parameters=given, tags=[mark], timeout=0, flow_run_name=name
-                    ),
-                )
-            ours = run.parameters.get("run") == pipeline.run.name
-            waiting = f"stage {stage.name!r} waits for a worker of {self.deployment}"
-            try:
-                state = _ended(lambda: client.read_flow_run(run.id).state, waiting)
-            except HTTPError:  # server unreachable: the remote run continues and is found at the next attempt
-                raise
-            except BaseException:
-                if ours:  # otherwise another run may still need it
-                    client.set_flow_run_state(run.id, Cancelling(), force=True)
-                raise
+        mark, own = f"key:{stage.key[:16]}", pipeline.run.name
+        given = {
+            "recipe": dump(pipeline.recipe, pipeline.profile),
+            "stage": stage.name,
+            "key": stage.key,
+            "run": own,
+            "artifacts": self.exchange.address,
+        }
+        options = {"parameters": given, "tags": [mark], "timeout": 0, "flow_run_name": f"{own}-{stage.name}"}
+        waiting = f"stage {stage.name!r} waits for a worker of {self.deployment}"
+        try:
+            with get_client(sync_client=True) as client:
+                run: Any = _under_way(client, mark, self.exchange.address)
+                run = run or run_deployment(self.deployment, **options)
+                ours = run.parameters.get("run") == own
+                try:
+                    state = _ended(lambda: client.read_flow_run(run.id).state, waiting)
+                except HTTPError:  # the remote run continues and is found at the next attempt
+                    raise
+                except BaseException:
+                    if ours:  # otherwise another run may still need it
+                        client.set_flow_run_state(run.id, Cancelling(), force=True)
+                    raise
+        except ObjectNotFound as error:
+            raise ServiceError(
+                f"the Prefect server has no deployment {self.deployment}; create it with `ratchet deploy`"
+            ) from error
+        except HTTPError as error:
+            raise ServiceError(
+                f"the Prefect server does not answer about {self.deployment}: {type(error).__name__}: {error}"
+            ) from error
         if state.is_cancelled() and not ours:  # cancelled with the run that started it: start it again
             self._run(pipeline, stage)
         elif not state.is_completed():
@@ -122,21 +126,3 @@ def _ended(look: Callable[[], Any], waiting: str) -> Any:
             warned = True
         time.sleep(POLL)
     return state
-
-
-@contextlib.contextmanager
-def prefect_errors(deployment: str) -> Iterator[None]:
-    """Convert exceptions of Prefect's client to a `ServiceError` naming the deployment."""
-    from httpx import HTTPError
-    from prefect.exceptions import ObjectNotFound
-
-    try:
-        yield
-    except ObjectNotFound as error:
-        raise ServiceError(
-            f"the Prefect server has no deployment {deployment}; create it with `ratchet deploy`"
-        ) from error
-    except HTTPError as error:
-        raise ServiceError(
-            f"the Prefect server does not answer about {deployment}: {type(error).__name__}: {error}"
-        ) from error
