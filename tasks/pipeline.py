@@ -35,9 +35,7 @@ log = logging.getLogger("ratchet.pipeline")
 
 
 class Watcher(Protocol):
-    """Observer of a run: terminal, MLflow, Prefect UI. Its errors must not fail the run. A subclass inherits
-    methods that do nothing.
-    """
+    """Observer of a run: terminal, MLflow, Prefect UI. Its errors must not fail the run."""
 
     def started(self, stage: Stage, metrics: Path) -> None:
         return
@@ -159,9 +157,7 @@ class Pipeline:
                 require(artifact.meta.get("certificate"), f"the reward model {stage.certifies!r}")
 
     def _run_here(self, stage: Stage, inputs: Mapping[str, Artifact]) -> tuple[Artifact, bool]:
-        """The artifact, and whether this process made it (another run may have, while waiting for the
-        lock).
-        """
+        """The artifact, and whether this process made it, not another run whose lock it awaited."""
         started = time.monotonic()
         with self.store.working(stage.name, stage.key) as work:
             if (artifact := self.take(stage)) is not None:
@@ -271,16 +267,13 @@ def _follow(files: Sequence[Path], stage: Stage, notify: Callable[..., None]) ->
         nonlocal seen, looked
         if time.monotonic() - looked < 1.0:
             return
-        try:
-            newest = max(((file.stat().st_mtime_ns, file) for file in files if file.exists()), default=None)
-            if newest is None or newest == seen:
-                return
-            written = newest[1].read_text().splitlines()
-        except FileNotFoundError:  # removed by a new attempt
-            return
-        seen, looked = newest, time.monotonic()
-        for text in reversed(written):
-            with contextlib.suppress(json.JSONDecodeError):  # the last line may be incomplete
-                return notify("progressed", stage, json.loads(text))
+        looked = time.monotonic()
+        # no file yet, or removed by a new attempt; the last line may be incomplete
+        with contextlib.suppress(FileNotFoundError, ValueError, IndexError):
+            newest = max((file.stat().st_mtime_ns, file) for file in files if file.exists())
+            if newest != seen:
+                line = json.loads(newest[1].read_text().splitlines()[-1])
+                seen = newest
+                notify("progressed", stage, line)
 
     return tick

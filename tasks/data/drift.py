@@ -77,9 +77,7 @@ def psi_limit(bins: int, n: int, m: int, chance: float) -> float:
 
 
 def numeric_psi(before: Sequence[float], now: Sequence[float]) -> tuple[float, int]:
-    """(PSI, number of bins) of two samples, over the deciles of the first. Equal values share a bin; a value
-    that is several deciles has a bin of its own, so that what is above it is told from it.
-    """
+    """(PSI, number of bins) of two samples, over deciles of the first; a repeated decile has its own bin."""
     deciles = np.sort(np.asarray(before, float))[[len(before) * i // BINS for i in range(1, BINS)]]
     repeated = deciles[1:][deciles[1:] == deciles[:-1]]
     edges = np.unique([*deciles, *np.nextafter(repeated, math.inf)])
@@ -91,9 +89,7 @@ def numeric_psi(before: Sequence[float], now: Sequence[float]) -> tuple[float, i
 
 
 def category_psi(before: Sequence[str], now: Sequence[str]) -> tuple[float, int, str]:
-    """(PSI, number of bins, name that grew most) of two lists of categories: the `CATEGORIES` most frequent
-    ones, the rest pooled.
-    """
+    """(PSI, number of bins, name that grew most) of two lists; rare names are pooled."""
     old, new = Counter(before), Counter(now)
     named = [name for name, _ in (old + new).most_common(CATEGORIES)]
     rows = [(old[name], new[name]) for name in named]
@@ -106,9 +102,9 @@ def category_psi(before: Sequence[str], now: Sequence[str]) -> tuple[float, int,
 def data_shifts(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[Shift]:
     """All comparisons of two tables in the format of `statistics.parquet`, one row per group."""
     splits = dict.fromkeys(row["split"] for row in now)
-    wanted = [(column, split) for split in splits for column in NUMERIC]
+    places = [*((column, split) for split in splits for column in NUMERIC), *((c, "") for c in CATEGORICAL)]
     samples: dict[tuple[str, str], list[list[Any]]] = {}
-    for column, split in [*wanted, *((column, "") for column in CATEGORICAL)]:
+    for column, split in places:
         both = [
             [row[column] for row in rows if split in ("", row["split"]) and row[column] not in (None, "")]
             for rows in (before, now)
@@ -159,9 +155,7 @@ def result_shifts(mine: Mapping[str, Any], best: Mapping[str, Any]) -> list[Shif
 
 
 def last_run(pipeline: Pipeline) -> Path | None:
-    """The newest other finished run of the same recipe in this home with curated data; a stage that another
-    worker runs here has none.
-    """
+    """The newest other finished run of the same recipe in this home that curated data."""
     runs = []
     for file in pipeline.run.path.parent.glob("*/run.json"):
         state = json.loads(file.read_text())

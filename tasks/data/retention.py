@@ -79,21 +79,22 @@ def survey(home: Path, policy: Policy) -> Survey:
     for entry in sorted(store.root.iterdir()) if store.root.is_dir() else []:
         if entry.is_symlink() or not entry.is_dir():
             continue
+        manifest = read_manifest(entry) or {}
         if re.fullmatch(r"\.trash-\d+|\.replaced-.+-[0-9a-f]{16}-\d+", entry.name):
             found.go.append(Entry(entry, size(entry), "leftover"))
         elif entry.name == ".work":
             for work in sorted(entry.iterdir()):
-                with contextlib.ExitStack() as lock:
-                    if work.is_dir() and work.name not in kept and lock.enter_context(_free(work)):
-                        found.go.append(Entry(work, size(work), "unfinished work"))
-        elif (
-            manifest := read_manifest(entry)
-        ) and entry.name == f"{manifest.get('stage')}-{str(manifest.get('key'))[:16]}":
-            if reason := kept.get(entry.name):
-                found.stay[reason] += 1
-                found.stay_bytes[reason] += size(entry)
-            else:
-                found.go.append(Entry(entry, size(entry), manifest["kind"], manifest["made"]))
+                if work.is_dir() and work.name not in kept:
+                    with _free(work) as free:
+                        if free:
+                            found.go.append(Entry(work, size(work), "unfinished work"))
+        elif entry.name != f"{manifest.get('stage')}-{str(manifest.get('key'))[:16]}":
+            continue
+        elif reason := kept.get(entry.name):
+            found.stay[reason] += 1
+            found.stay_bytes[reason] += size(entry)
+        else:
+            found.go.append(Entry(entry, size(entry), manifest["kind"], manifest["made"]))
     return found
 
 
@@ -124,16 +125,13 @@ def needed(store: Store, policy: Policy) -> dict[str, str]:
     kept: dict[str, str] = {}
     runs = {path: _products(path) for path in (store.home / "runs").glob("*") if path.is_dir()}
     by_age = sorted(runs, key=_active, reverse=True)
-    alive = {
+    alive = [
         path
         for path in runs
         if RunDirectory(store.home, path.name).alive() or _state(path).get("state") == "waiting"
-    }
-    recent = {
-        path
-        for i, path in enumerate(by_age)
-        if i < policy.keep_last or _active(path) > time.time() - policy.keep_days * 86400
-    }
+    ]
+    since = time.time() - policy.keep_days * 86400
+    recent = [path for i, path in enumerate(by_age) if i < policy.keep_last or _active(path) > since]
     versions = [v for name in models(home=store.home) for v in history(name, home=store.home) if v.path]
     # also by name, since a home may be renamed, or have another path in a container
     here = [v for v in versions if (p := Path(v.path)).parent == store.root or (store.root / p.name).is_dir()]
@@ -144,20 +142,17 @@ def needed(store: Store, policy: Policy) -> dict[str, str]:
         )
     promoted = [v for v in here if v.aliases or any(e["alias"] == "champion" for e in events(v))]
     makers = {v.tags.get("lineage.run") for v in promoted}
+    made = [name for path, names in runs.items() if path.name in makers for name in names]
     registered = _best(here, policy) if policy.best is not None else here
     reasons = {
-        "promoted": [
-            *(Path(v.path).name for v in promoted),
-            *(n for path in runs if path.name in makers for n in runs[path]),
-        ],
+        "promoted": [*(Path(v.path).name for v in promoted), *made],
         "registered": [Path(v.path).name for v in registered],
         "alive": [n for path in alive for n in runs[path]],
         "recent": [n for path in recent for n in runs[path]],
     }
     for reason, names in reasons.items():
         for name in names:
-            for ancestor in _ancestors(store.root, name, kept):
-                kept.setdefault(ancestor, reason)
+            _keep(store.root, name, reason, kept)
     return kept
 
 
@@ -179,17 +174,14 @@ def _best(versions: list[Version], policy: Policy) -> list[Version]:
     return found
 
 
-def _ancestors(root: Path, name: str, known: dict[str, str]) -> Iterator[str]:
-    """The output and its ancestors that are not known yet."""
-    queue, seen = [name], set()
-    while queue:
-        name = queue.pop()
-        if name in seen or name in known:
-            continue
-        seen.add(name)
-        yield name
-        manifest = read_manifest(root / name) or {"parents": []}
-        queue += [p.name for key in manifest["parents"] for p in root.glob(f"*-{key[:16]}")]
+def _keep(root: Path, name: str, reason: str, kept: dict[str, str]) -> None:
+    """Add an output and its ancestors to `kept`, except known ones."""
+    names = [name]
+    while names:
+        if (name := names.pop()) not in kept:
+            kept[name] = reason
+            parents = (read_manifest(root / name) or {"parents": []})["parents"]
+            names += [path.name for key in parents for path in root.glob(f"*-{key[:16]}")]
 
 
 def _products(run: Path) -> set[str]:

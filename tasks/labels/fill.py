@@ -66,9 +66,7 @@ def fill(
 
 
 def answers_of(run: Path, stage: str | None) -> tuple[str, Path]:
-    """Name and file of the stage whose groups are compared: the given one, else the last that sampled answers
-    with two different ones to a prompt.
-    """
+    """Name of a stage and its file of groups; by default the last stage that sampled answers."""
     made = {one["name"]: run / "stages" / one["name"] for one in outcome(run)["stages"] if one["made"]}
     files = {
         name: folder / file

@@ -19,9 +19,7 @@ from ratchet.tasks.tracking.outcome import outcome, run_files
 
 @dataclass(frozen=True)
 class Reader:
-    """A run whose groups have labels of the annotator; `models`: its stages whose weights descend
-    from them, with their registered versions.
-    """
+    """A run with labels of the annotator; `models`: stages whose weights descend from them, by version."""
 
     run: str
     labels: int

@@ -69,9 +69,7 @@ def page_of_this_run(folder: Path) -> RunPage | None:
 
 
 def page_of(folder: Path) -> RunPage | None:
-    """The page of the run that asked for the labels of the queue in `folder`, at the server of
-    PREFECT_API_URL if it is set, else at that of the run; None if no flow run asked.
-    """
+    """The page of the run that asked for a queue's labels, at PREFECT_API_URL if set; None if none asked."""
     if not (folder / FILE).exists():
         return None
     from prefect.settings import PREFECT_API_URL
@@ -106,8 +104,10 @@ def linked(folder: Path, base: str, host: str, *, team: bool = False) -> str:
     if is_loopback(host):
         text += f" It opens on the machine {socket.gethostname()} only."
     if team:
-        return text + " Annotators sign in with their account of the team server."
-    return text + (" Annotators open it by their personal links." if uses_tokens(folder) else "")
+        text += " Annotators sign in with their account of the team server."
+    elif uses_tokens(folder):
+        text += " Annotators open it by their personal links."
+    return text
 
 
 def unserved(folder: Path) -> str:

@@ -35,8 +35,8 @@ def answering(
     folder: Path, groups: Sequence[Group], options: Mapping[str, Any], seed: int = 0
 ) -> Iterator[None]:
     """Serve the queue in `folder` on loopback, and let annotators with the error rates `options["simulated"]`
-    answer it, by the reward piece `options["verifier"]`. If they fail, the queue is closed, so that nobody
-    waits for them.
+    answer it, by the reward piece `options["verifier"]`. If they fail, the queue is closed, so that the stage
+    does not wait for them.
     """
     over = threading.Event()
     annotators = [Annotator(f"simulated-{i}", error) for i, error in enumerate(options["simulated"], start=1)]

@@ -1,6 +1,6 @@
 """A run that waits for people: an alert, and a note on its page. Prefect suspends a deployed run meanwhile,
 so that it occupies no worker; the labelling page resumes it when it has its labels, the Prefect server at the
-deadline.
+deadline, by an automation, so that neither a worker nor the page has to run meanwhile.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import json
 import logging
 import math
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 from filelock import FileLock
 
-from ratchet.components.errors import ServiceError
+from ratchet.components.errors import ServiceError, redacted
 from ratchet.components.labels.labels import read_labels
 from ratchet.components.labels.queue_files import CLOSED, WRITING
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.stages.ask import OPENED, QUEUE, Waiting, open_queue
 from ratchet.components.stages.job import Job
 from ratchet.components.storage.store import write_atomic
-from ratchet.tasks.labels.deadlines import set_deadline
 from ratchet.tasks.labels.run_page import page_of_this_run
 from ratchet.tasks.pipeline import Pipeline, Watcher
 from ratchet.tasks.tracking.alerts import LABELS, emit_alert
@@ -32,6 +32,11 @@ log = logging.getLogger("ratchet.labels")
 FLOW_RUN = "flow_run.json"
 """File of a queue whose flow run is suspended: its id, the wanted labels, and the deadline."""
 
+SHORTEST = 10.0
+"""Seconds; a Prefect server waits no shorter for an event that does not come."""
+ENDS = ("Resuming", "Running", "Cancelling", "Cancelled", "Failed", "Completed")
+"""States after which a flow run need not be resumed any more."""
+
 
 def queue_of(home: Path, stage: str, key: str) -> Path:
     """Folder of the queue of a stage `ask` while it waits."""
@@ -39,9 +44,7 @@ def queue_of(home: Path, stage: str, key: str) -> Path:
 
 
 class Asking(Watcher):
-    """Watcher of a run: when it begins to wait for people, it logs, alerts and writes to the run's page how
-    they give labels.
-    """
+    """Watcher that announces, when a run begins to wait for people, how they give labels."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
@@ -63,11 +66,9 @@ def announce(pipeline: Pipeline, stage: Stage) -> None:
 
 def deployed_flow_run() -> UUID | None:
     """Id of the current flow run if it belongs to a deployment, which Prefect can start again."""
-    from prefect.context import FlowRunContext
+    from prefect.runtime import deployment, flow_run
 
-    context = FlowRunContext.get()
-    run = context.flow_run if context else None
-    return run.id if run is not None and run.deployment_id is not None else None
+    return UUID(flow_run.id) if deployment.id and flow_run.id else None
 
 
 def unanswered_queue(pipeline: Pipeline, stage: Stage) -> Waiting | None:
@@ -143,3 +144,47 @@ def _forget_flow_run(folder: Path) -> None:
         if record["end"] is not None:
             set_deadline(UUID(record["flow_run"]), None)
         (folder / FLOW_RUN).unlink()
+
+
+def set_deadline(flow_run: UUID, end: float | None) -> None:
+    """Let the Prefect server resume a flow run at `end` (seconds since 1970; None: never), in place of an
+    earlier deadline of it; call it before the flow run is suspended. Warns if the server does not take it.
+    """
+    from prefect.client.orchestration import get_client
+
+    try:
+        with get_client(sync_client=True) as client:
+            client.delete_resource_owned_automations(_resource(flow_run))
+            if end is not None:
+                client.create_automation(automation(flow_run, end - time.time()))
+    except Exception as error:
+        effect = "is noticed only while `ratchet label` serves the page" if end else "was not deleted"
+        text = redacted(f"{type(error).__name__}: {error}")
+        log.warning("the deadline of flow run %s %s: %s", flow_run, effect, text)
+
+
+def automation(flow_run: UUID, seconds: float) -> Any:
+    """The automation that resumes a flow run if nothing else did so `seconds` after it was suspended."""
+    from prefect.events.actions import ResumeFlowRun
+    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+
+    trigger = EventTrigger(
+        after={"prefect.flow-run.Suspended"},
+        expect={f"prefect.flow-run.{state}" for state in ENDS},
+        match={"prefect.resource.id": _resource(flow_run)},  # type: ignore[arg-type]
+        for_each={"prefect.resource.id"},
+        posture=Posture.Proactive,
+        threshold=1,
+        within=timedelta(seconds=max(SHORTEST, seconds + 1)),
+    )
+    return AutomationCore(
+        name=f"ratchet-labels-{flow_run}",
+        description="Resumes a run that waits for labels at its deadline; the run deletes it.",
+        trigger=trigger,
+        actions=[ResumeFlowRun()],
+        owner_resource=_resource(flow_run),
+    )
+
+
+def _resource(flow_run: UUID) -> str:
+    return f"prefect.flow-run.{flow_run}"

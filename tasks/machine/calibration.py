@@ -53,7 +53,8 @@ def costs_of(pipeline: Pipeline, *, measured: bool) -> tuple[list[Cost], Rates |
     unknown.
     """
     shape, folder = model_shape(pipeline)
-    splits = curated_splits(pipeline)
+    curated = pipeline.store.get("curated", pipeline.stages["curated"].key)
+    splits = sizes_of(curated) if curated else {}
     recipe, profile = pipeline.recipe, pipeline.profile
     length = typical_length(pipeline, splits)
     rates = stated_rates(recipe, profile, shape, length=length)
@@ -91,9 +92,7 @@ def with_cache(pipeline: Pipeline, stage: Stage) -> Mapping[str, Any]:
 
 
 def why_not_measured(profile: Profile, here: Sequence[str]) -> str:
-    """Why a profile with stated hardware cannot be measured on a machine with the devices `here`; empty if it
-    can.
-    """
+    """Why a profile's hardware cannot be measured on the devices `here`; empty if it can."""
     stated = profile.hardware
     words = set(stated.device.lower().split())
     found = sum(words <= set(name.lower().split()) for name in here)
@@ -127,12 +126,6 @@ def model_shape(pipeline: Pipeline) -> tuple[Shape, Path | None]:
         f"{pipeline.given or pipeline.recipe.name} --until curate`, or set models.policy.shape "
         "to the sizes in its config.json"
     )
-
-
-def curated_splits(pipeline: Pipeline) -> dict[str, Split]:
-    """Sizes of the splits, if curation has run."""
-    made = pipeline.store.get("curated", pipeline.stages["curated"].key)
-    return sizes_of(made) if made else {}
 
 
 def sizes_of(made: Artifact) -> dict[str, Split]:

@@ -52,7 +52,7 @@ def mlflow(home: Path) -> Finding:
     if uri.startswith("http"):
         return served(
             uri.rstrip("/"),
-            lambda: ask_mlflow(home),
+            lambda: client(home).search_experiments(max_results=1),
             ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"),
             "start the server or unset MLFLOW_TRACKING_URI; runs continue without it and `ratchet sync` "
             "uploads later, but no model is registered meanwhile",
@@ -82,11 +82,13 @@ def prefect() -> Finding:
     )
 
 
-def served(address: str, ask: Callable[[], tuple[int, str]], secrets: Sequence[str], do: str) -> Finding:
-    """Check that a server is reachable and accepts our credentials. `/health` needs no password, so `ask`
-    makes an authenticated request and returns (status, message); `secrets` are the variables with the
-    credentials.
+def served(address: str, ask: Callable[[], object], secrets: Sequence[str], do: str) -> Finding:
+    """Check that a server is reachable and, by the request `ask`, that it accepts our credentials, which
+    `/health` does not need; `secrets` are the variables with them.
     """
+    from httpx import HTTPStatusError
+    from mlflow.exceptions import MlflowException
+
     began = time.monotonic()
     try:
         with urllib.request.urlopen(f"{address}/health", timeout=ANSWER_SECONDS):
@@ -95,44 +97,33 @@ def served(address: str, ask: Callable[[], tuple[int, str]], secrets: Sequence[s
         return fail(f"{address}/health answers {error.code} {error.reason}", do)
     except (OSError, ValueError) as error:
         return fail(f"{address}/health does not answer: {getattr(error, 'reason', error)}", do)
-    status, message = ask()
+    try:
+        ask()
+    except HTTPStatusError as error:  # of Prefect
+        status, message = error.response.status_code, str(error)
+    except MlflowException as error:
+        status, message = error.get_http_status_code(), str(error)
+    else:
+        return ok(f"{address} answers in {took:.0f} ms and accepts our credentials")
     if status == 401:
         names = " and ".join(secrets)
         missing = " and ".join(variable for variable in secrets if not os.environ.get(variable))
         why = f"{missing} not set here" if missing else f"the server expects a different {names}"
         seen = f"{address} is up but rejects our credentials (401): {why}"
         return fail(seen, f"set {names} to the server's credentials")
-    if status >= 400:
-        return fail(
-            f"{address} is up but answers {status}: {message.splitlines()[0][:300]}",
-            f"check the permissions of the user in {secrets[0]}" if status == 403 else "see the server's log",
-        )
-    return ok(f"{address} answers in {took:.0f} ms and accepts our credentials")
+    return fail(
+        f"{address} is up but answers {status}: {message.splitlines()[0][:300]}",
+        f"check the permissions of the user in {secrets[0]}" if status == 403 else "see the server's log",
+    )
 
 
-def ask_mlflow(home: Path) -> tuple[int, str]:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        client(home).search_experiments(max_results=1)
-    except MlflowException as error:
-        return error.get_http_status_code(), str(error)
-    return 200, ""
-
-
-def ask_prefect(uri: str) -> tuple[int, str]:
-    from httpx import HTTPStatusError
+def ask_prefect(uri: str) -> None:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_KEY
 
-    try:
-        with SyncPrefectClient(
-            uri, auth_string=PREFECT_API_AUTH_STRING.value(), api_key=PREFECT_API_KEY.value()
-        ) as server:
-            server.read_flows(limit=1)
-    except HTTPStatusError as error:
-        return error.response.status_code, str(error)
-    return 200, ""
+    secrets = {"auth_string": PREFECT_API_AUTH_STRING.value(), "api_key": PREFECT_API_KEY.value()}
+    with SyncPrefectClient(uri, **secrets) as server:
+        server.read_flows(limit=1)
 
 
 def dvc_remote(workspace: Path) -> Finding:

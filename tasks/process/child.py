@@ -29,9 +29,7 @@ PRELOAD = [
 
 
 def set_up_process(parent: int, log: str) -> None:
-    """Let this process exit with the flow process `parent`, which alone handles Ctrl-C, and redirect its
-    output to the end of `log`.
-    """
+    """Exit with the flow process `parent`, which alone handles Ctrl-C, and append the output to `log`."""
     exit_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     file = open(log, "a", buffering=1)  # noqa: SIM115  stays open as long as the process lives
@@ -42,9 +40,7 @@ def set_up_process(parent: int, log: str) -> None:
 
 @contextlib.contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Processes started inside never see Ctrl-C, which a terminal sends to every process of a command and the
-    command alone handles.
-    """
+    """Processes started inside never see Ctrl-C, which the command alone handles."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -53,9 +49,7 @@ def interrupts_blocked() -> Iterator[None]:
 
 
 def exit_with_parent(parent: int) -> None:
-    """Kill this process when the flow process `parent` dies. (The fork server is its actual parent and lives
-    as long as the flow; Linux.)
-    """
+    """Kill this process when the flow process dies; its actual parent is the fork server."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 

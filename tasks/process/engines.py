@@ -1,4 +1,4 @@
-"""Engine processes of a stage: one inference engine per device, beside the stage's own process.
+"""Engine processes of a stage: one inference engine per device, besides its own process.
 
 They are forked from the launcher's fork server and connected to the stage's process by pipes
 (`components/stages/shards.py`). They end with the stage and with the flow process. Those of other machines:

@@ -39,47 +39,41 @@ def join(home: Path, say: Callable[[str], None]) -> NoReturn:
                 say(f"{job.name} of {job.leader} cannot use this machine: {wrong}")
                 continue
             prepare()
-            (_serve_job if job.key else _run_job)(job, say)
+            log = str(Path(job.log).with_suffix(f".{socket.gethostname()}.log"))  # the disk may be shared
+            name, what = f"{job.name} of {job.leader}", "engines" if job.key else "ranks"
+            say(f"{name}: {job.ranks_per_machine} of {job.ranks} {what} here (log: {log})")
+            say(f"{name}: {_serve_engines(job, log) if job.key else _run_ranks(job, log)}")
             break
         time.sleep(1.0)
 
 
-def _serve_job(job: Job, say: Callable[[str], None]) -> None:
-    log, name = _log(job), f"{job.name} of {job.leader}"
-    say(f"{name}: {job.ranks_per_machine} of {job.ranks} engines here (log: {log})")
+def _serve_engines(job: Job, log: str) -> str:
+    """Serve a stage until it ends; returns how that was."""
     try:
         killed = serve_job(job, log)
-        say(f"{name}: {f'{killed} engines were killed (out of memory?)' if killed else 'done'}")
     except (OSError, EOFError, multiprocessing.AuthenticationError) as error:
-        say(f"{name} ended without this machine ({type(error).__name__}: {error})")
+        return f"ended without this machine ({type(error).__name__}: {error})"
+    return f"{killed} engines were killed (out of memory?)" if killed else "done"
 
 
-def _log(job: Job) -> str:
-    """This machine's log file of a stage: the disk may be shared."""
-    return str(Path(job.log).with_suffix(f".{socket.gethostname()}.log"))
-
-
-def _run_job(job: Job, say: Callable[[str], None]) -> None:
+def _run_ranks(job: Job, log: str) -> str:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
 
-    log, name = _log(job), f"{job.name} of {job.leader}"
-    say(f"{name}: {job.ranks_per_machine} of {job.ranks} ranks here (log: {log})")
     try:
-        try:
-            run_ranks(job, log)
-        finally:  # the launcher leaves its own handler installed, which raises an exception nothing catches
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
-        say(f"{name}: done")
+        run_ranks(job, log)
+        return "done"
     except ChildFailedError:
-        say(f"{name}: failed")
+        return "failed"
     except RendezvousError as error:
-        say(f"{name} continued or ended without this machine ({type(error).__name__})")
+        return f"continued or ended without this machine ({type(error).__name__})"
     except (SignalException, KeyboardInterrupt):
         with contextlib.suppress(OSError):
             (job.reports / f"{socket.gethostname()}.left").touch()
         raise KeyboardInterrupt from None
+    finally:  # the launcher leaves its own handler installed, which raises an exception nothing catches
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def jobs(home: Path) -> list[tuple[Path, Job]]:

@@ -95,9 +95,7 @@ def launch(
 
 
 def prepare() -> None:
-    """Start the fork server if it is not running. It preloads modules in the background; the first stage
-    waits for it.
-    """
+    """Start the fork server if it is not running; it preloads modules in the background."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
     resource_tracker.ensure_running()  # the fork server starts it otherwise, and it unblocks interrupts
     added = environment()

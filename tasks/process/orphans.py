@@ -16,9 +16,7 @@ MARK = "RATCHET_RUN"
 
 
 def reap_children_on_exit() -> None:
-    """From now on, processes started by this one are terminated when it ends (Linux). They are marked by
-    `RATCHET_RUN` in their environment.
-    """
+    """Processes started from now on are terminated when this one ends (Linux); `MARK` marks them."""
     if not os.path.isdir("/proc/self"):
         return
     mark = secrets.token_hex(8)

@@ -15,7 +15,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from dataclasses import dataclass, field
@@ -117,9 +116,9 @@ def kept() -> Path:
 
 def _take(database: Path) -> bool:
     """Copy the cached database; returns whether there was one."""
+    copy = database.with_suffix(".copy")
     with contextlib.suppress(OSError, RuntimeError):  # no home directory, or no permission
-        with tempfile.TemporaryDirectory(dir=database.parent) as folder:
-            os.replace(shutil.copyfile(kept(), Path(folder) / "copy"), database)
+        shutil.copyfile(kept(), copy).replace(database)
         return True
     return False
 
@@ -127,9 +126,8 @@ def _take(database: Path) -> bool:
 def _keep(database: Path) -> None:
     """Cache a copy of a new database, in which no run is yet."""
     with contextlib.suppress(OSError, RuntimeError, sqlite3.Error):
-        kept().parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=kept().parent) as folder:
-            copy = Path(folder) / "copy"
-            with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as ours:
-                ours.execute("VACUUM INTO ?", (str(copy),))
-            os.replace(copy, kept())
+        copy = kept().with_suffix(f".{os.getpid()}")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as ours:
+            ours.execute("VACUUM INTO ?", (str(copy),))
+        copy.replace(kept())

@@ -36,9 +36,7 @@ class RemoteStage:
     deployment: str
 
     def __call__(self, pipeline: Pipeline, stage: Stage) -> Artifact:
-        """The output, downloaded to this machine's store. Errors of the stage are raised as `StageError`,
-        retryable if its run crashed.
-        """
+        """The output, in this machine's store. `StageError` if the stage failed, retryable if it crashed."""
         made = self.exchange.pull(pipeline.store, stage.name, stage.key)
         if made is None:
             for name in stage.inputs.values():

@@ -42,13 +42,19 @@ from ratchet.components.stages.propose import propose
 from ratchet.components.storage.store import Workspace
 from ratchet.components.types import Artifact, Context, Group, Prompt, Trajectory
 from ratchet.flows.cli import app
-from ratchet.tasks.labels.deadlines import set_deadline
 from ratchet.tasks.labels.readers import readers
 from ratchet.tasks.labels.run_page import FILE, RunPage, link_shown, page_of, unserved
 from ratchet.tasks.labels.server import make_app, serving
 from ratchet.tasks.labels.simulated import answer, truth
 from ratchet.tasks.labels.tokens import issue
-from ratchet.tasks.labels.waiting import Asking, queue_of, reopen_without_labels, resume_if_over, suspend
+from ratchet.tasks.labels.waiting import (
+    Asking,
+    queue_of,
+    reopen_without_labels,
+    resume_if_over,
+    set_deadline,
+    suspend,
+)
 from ratchet.tasks.pipeline import Pipeline
 
 SIMULATED = {"simulated": [0.1], "verifier": "rewards.length"}
