@@ -37,17 +37,13 @@ log = logging.getLogger("ratchet.pipeline")
 class Watcher(Protocol):
     """Observer of a run: terminal, MLflow, Prefect UI. Its errors must not fail the run."""
 
-    def started(self, stage: Stage, metrics: Path) -> None:
-        return
+    def started(self, stage: Stage, metrics: Path) -> None: ...
 
-    def progressed(self, stage: Stage, line: Mapping[str, Any]) -> None:
-        return
+    def progressed(self, stage: Stage, line: Mapping[str, Any]) -> None: ...
 
-    def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None:
-        return
+    def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None: ...
 
-    def failed(self, stage: Stage, error: BaseException) -> None:
-        return
+    def failed(self, stage: Stage, error: BaseException) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -58,10 +58,9 @@ def costs_of(pipeline: Pipeline, *, measured: bool) -> tuple[list[Cost], Rates |
     recipe, profile = pipeline.recipe, pipeline.profile
     length = typical_length(pipeline, splits)
     rates = stated_rates(recipe, profile, shape, length=length)
-    why = "the model is not fetched yet"
-    if folder is not None:
-        why = why_not_measured(profile, devices()) if rates else ""
-    if measured and folder is not None and not why:
+    why = why_not_measured(profile, devices()) if rates else ""
+    why = why if folder else "the model is not fetched yet"
+    if measured and folder and not why:
         rates = machine_rates(pipeline, folder, round(length))
     elif rates is not None:
         rates = replace(rates, source=why or "not asked")

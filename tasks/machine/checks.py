@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
@@ -25,16 +26,9 @@ class Finding:
     name: str = ""
 
 
-def ok(seen: str) -> Finding:
-    return Finding("ok", seen)
-
-
-def warn(seen: str, do: str) -> Finding:
-    return Finding("warn", seen, do)
-
-
-def fail(seen: str, do: str) -> Finding:
-    return Finding("fail", seen, do)
+ok = functools.partial(Finding, "ok")
+warn = functools.partial(Finding, "warn")
+fail = functools.partial(Finding, "fail")
 
 
 def packages_fit() -> Finding:

@@ -18,8 +18,8 @@ from typing import NoReturn
 
 from ratchet.components.recipes.profile import gpus_per_engine
 from ratchet.tasks.machine.provenance import code_versions
+from ratchet.tasks.process.engines import serve_job
 from ratchet.tasks.process.ranks import JOB, Job, missing_devices, other_version, run_ranks
-from ratchet.tasks.process.remote_engines import serve_job
 
 
 def join(home: Path, say: Callable[[str], None]) -> NoReturn:

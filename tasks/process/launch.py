@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet.components.errors import StageError
 from ratchet.tasks.process.child import PRELOAD, interrupts_blocked, killed_by, send_error, set_up_process
-from ratchet.tasks.process.engines import engines_of, start_engines, stop_engines
+from ratchet.tasks.process.engines import accept_engines, engines_of, start_engines, stop_engines
 from ratchet.tasks.process.ranks import execute_on_ranks, ranks_of
-from ratchet.tasks.process.remote_engines import accept_engines
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -150,18 +150,15 @@ def slots(name: str, count: int) -> Iterator[None]:
     from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
     from prefect.concurrency.sync import concurrency
 
-    taken = concurrency(
-        name, count, lease_duration=LEASE_SECONDS, strict=True, raise_on_lease_renewal_failure=False
-    )
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(taken)
-        except ConcurrencySlotAcquisitionError as error:
-            raise ServiceError(
-                f"could not acquire {count} slots of {name!r} from the Prefect server: {error}; create "
-                "them with `ratchet deploy`"
-            ) from error
-        yield
+    options = {"lease_duration": LEASE_SECONDS, "strict": True, "raise_on_lease_renewal_failure": False}
+    try:
+        with concurrency(name, count, **options):
+            yield
+    except ConcurrencySlotAcquisitionError as error:
+        raise ServiceError(
+            f"could not acquire {count} slots of {name!r} from the Prefect server: {error}; create them "
+            "with `ratchet deploy`"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -180,7 +180,15 @@ def _rank(job: Job, log: str, launcher_pid: int) -> None:
     from ratchet.components.stages.run import execute
     from ratchet.components.training import ranks
 
-    connecting = threading.Timer(CONNECT_SECONDS, _connect_timeout, (job, rank, log))
+    def give_up() -> None:
+        text = (
+            f"could not connect to all ranks within {CONNECT_SECONDS:.0f} s; set GLOO_SOCKET_IFNAME "
+            "(NCCL_SOCKET_IFNAME) to the network interface between the machines"
+        )
+        report(job, rank, log, kind="StageError", text=text)
+        os._exit(1)
+
+    connecting = threading.Timer(CONNECT_SECONDS, give_up)
     connecting.daemon = True
     try:
         connecting.start()
@@ -266,15 +274,6 @@ def failure_of(job: Job) -> RatchetError:
         return failed(rank, f"failed: {kind}: {text}{gone}", job.machines > 1)
     codes = ", ".join(f"rank {rank}: exit code {one['exitcode']}" for rank, one in found.items())
     return StageError(f"{job.name} ended without a result ({codes}); {advice(min(found))}", died=True)
-
-
-def _connect_timeout(job: Job, rank: int, log: str) -> None:
-    text = (
-        f"could not connect to all ranks within {CONNECT_SECONDS:.0f} s; set GLOO_SOCKET_IFNAME "
-        "(NCCL_SOCKET_IFNAME) to the network interface between the machines"
-    )
-    report(job, rank, log, kind="StageError", text=text)
-    os._exit(1)
 
 
 def _exit_with_other_machines(job: Job) -> None:

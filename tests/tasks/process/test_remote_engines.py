@@ -25,10 +25,10 @@ from ratchet.components.recipes.plain_values import plain
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.stages.run import as_request
 from ratchet.components.types import Artifact
+from ratchet.tasks.process.engines import accept_engines
 from ratchet.tasks.process.joining import jobs, rejection_reason
 from ratchet.tasks.process.launch import launch
 from ratchet.tasks.process.ranks import JOB
-from ratchet.tasks.process.remote_engines import accept_engines
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG = 120.0
