@@ -14,13 +14,8 @@ from ratchet.tasks.pipeline import Pipeline
 
 def retryable(task: Any, task_run: Any, state: Any) -> bool:
     """Retry transient failures (a killed process, an unreachable server), never a bad recipe or a NaN."""
-    try:
-        state.result()
-    except RatchetError as error:
-        return error.retryable
-    except Exception:
-        return False
-    return False
+    error = state.result(raise_on_failure=False)
+    return isinstance(error, RatchetError) and error.retryable
 
 
 @task(

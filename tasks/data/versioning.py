@@ -60,7 +60,7 @@ def publish(artifact: Path, target: Path) -> bool:
             target.rename(old)
         new.replace(target)
     except OSError as error:
-        if os.path.lexists(old):
+        if old.exists() and not target.exists():
             old.rename(target)
         raise StoreError(
             f"cannot publish {artifact} to {target}: {error}; free space or fix permissions, then run again"

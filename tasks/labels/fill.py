@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -52,9 +51,11 @@ def fill(
             groups, Context(seed=seed)
         )
     count = None if labels is None else max(1, int(labels / (1 + settings.overlap) + 1e-9))
-    how = _made_with(file.parent)
-    round_number = (how.get("options") or {}).get("round")
-    items = items_of(groups, count, seed=seed, round=round_number, policy=_weights(file.parent))
+    manifest = read_manifest(file.parent) or {}
+    made_with, parents = manifest.get("made_with") or {}, manifest.get("parents") or []
+    inputs, round_number = list(made_with.get("inputs") or {}), (made_with.get("options") or {}).get("round")
+    policy = parents[inputs.index("policy")] if "policy" in inputs and parents else manifest.get("key", "")
+    items = items_of(groups, count, seed=seed, round=round_number, policy=policy)
     if not items:
         raise RecipeError(f"stage {name!r} of run {run.name} has no two different answers to one prompt")
     extra = [*repeated(items, repeats, seed), *(planted_items(planted) if planted else [])]
@@ -72,7 +73,7 @@ def answers_of(run: Path, stage: str | None) -> tuple[str, Path]:
         name: folder / file
         for name, folder in made.items()
         for file in FILES
-        if (folder / file).is_file() and (stage == name or _made_with(folder).get("does") in ANSWERS)
+        if (folder / file).is_file() and (stage == name or _does(folder) in ANSWERS)
     }
     if stage is not None and stage not in files:
         raise RecipeError(f"run {run.name} has no answers of a stage {stage!r}{nearest(stage, files)}")
@@ -85,12 +86,6 @@ def answers_of(run: Path, stage: str | None) -> tuple[str, Path]:
     return name, files[name].resolve()
 
 
-def _made_with(folder: Path) -> dict[str, Any]:
-    return (read_manifest(folder) or {}).get("made_with") or {}
-
-
-def _weights(folder: Path) -> str:
-    """Store key of the policy that wrote the answers, as far as the manifest says."""
-    manifest = read_manifest(folder) or {}
-    inputs, parents = list(_made_with(folder).get("inputs") or {}), manifest.get("parents") or []
-    return parents[inputs.index("policy")] if "policy" in inputs and parents else str(manifest.get("key", ""))
+def _does(folder: Path) -> str:
+    """Kind of the stage that made a folder; empty if its manifest does not say."""
+    return ((read_manifest(folder) or {}).get("made_with") or {}).get("does", "")
