@@ -29,8 +29,8 @@ def samples_of(run: Path, stage: str = "") -> Path:
 
 
 @contextlib.contextmanager
-def sampled(file: Path) -> Iterator[None]:
-    """Append samples to `file` at once, regularly, and at the end; a resumed run continues it."""
+def sampled(file: Path, every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
+    """Append samples to `file` at once, every `every_seconds`, and at the end; a resumed run continues it."""
     stop = threading.Event()
     first = _first_time(file) or time.time()
 
@@ -48,7 +48,7 @@ def sampled(file: Path) -> Iterator[None]:
                     out.write(json.dumps(line) + "\n")
                 if last:
                     return
-                last = stop.wait(EVERY_SECONDS)
+                last = stop.wait(every_seconds)
 
     thread = threading.Thread(target=work, name="system-metrics", daemon=True)
     thread.start()

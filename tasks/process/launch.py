@@ -156,8 +156,6 @@ def _child(
 
 
 def _terminate(child: Any) -> None:
-    if child.pid is None:
-        return
     for sign in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(child.pid, sign)

@@ -82,9 +82,9 @@ class Exchange:
         """
         if (known := store.intact(stage, key)) is not None:
             return known
-        if (text := self.get_note(stage, key, "json")) is None:
-            return None
         with self._reached("downloading", stage):
+            if (text := self._read(stage, key, "json")) is None:
+                return None
             manifest = json.loads(text)
             self._check(manifest, stage, key)
             with store.working(stage, key) as work:
@@ -106,12 +106,15 @@ class Exchange:
             self._put(file, self._about(stage, key, file.name))
 
     def get_note(self, stage: str, key: str, name: str) -> str | None:
-        """Content of a file about an artifact, or None."""
-        with self._reached("downloading", stage):
-            try:
-                return self.system.cat_file(self._about(stage, key, name)).decode()
-            except FileNotFoundError:
-                return None
+        """Content of a file uploaded by `put_note`, or None."""
+        with self._reached("reading a note of", stage):
+            return self._read(stage, key, name)
+
+    def _read(self, stage: str, key: str, name: str) -> str | None:
+        try:
+            return self.system.cat_file(self._about(stage, key, name)).decode()
+        except FileNotFoundError:
+            return None
 
     def _about(self, stage: str, key: str, name: str) -> str:
         return f"{self.root}/products/{stage}-{key}.{name}"
