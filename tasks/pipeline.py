@@ -264,12 +264,12 @@ def _follow(files: Sequence[Path], stage: Stage, notify: Callable[..., None]) ->
         if time.monotonic() - looked < 1.0:
             return
         looked = time.monotonic()
-        # no file yet, or removed by a new attempt; the last line may be incomplete
-        with contextlib.suppress(FileNotFoundError, ValueError, IndexError):
+        with contextlib.suppress(FileNotFoundError, ValueError):  # no file yet, or removed by a new attempt
             newest = max((file.stat().st_mtime_ns, file) for file in files if file.exists())
-            if newest != seen:
-                line = json.loads(newest[1].read_text().splitlines()[-1])
-                seen = newest
-                notify("progressed", stage, line)
+            written = [] if newest == seen else newest[1].read_text().splitlines()
+            seen = newest
+            for text in reversed(written):
+                with contextlib.suppress(json.JSONDecodeError):  # the last line may be incomplete
+                    return notify("progressed", stage, json.loads(text))
 
     return tick
