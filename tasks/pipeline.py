@@ -35,15 +35,19 @@ log = logging.getLogger("ratchet.pipeline")
 
 
 class Watcher(Protocol):
-    """Observer of a run: terminal, MLflow, Prefect UI. Its errors must not fail the run."""
+    """Observer of a run, such as the terminal; inherited methods do nothing. Errors do not fail the run."""
 
-    def started(self, stage: Stage, metrics: Path) -> None: ...
+    def started(self, stage: Stage, metrics: Path) -> None:
+        return
 
-    def progressed(self, stage: Stage, line: Mapping[str, Any]) -> None: ...
+    def progressed(self, stage: Stage, line: Mapping[str, Any]) -> None:
+        return
 
-    def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None: ...
+    def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None:
+        return
 
-    def failed(self, stage: Stage, error: BaseException) -> None: ...
+    def failed(self, stage: Stage, error: BaseException) -> None:
+        return
 
 
 @dataclass(frozen=True)
