@@ -56,7 +56,8 @@ def publish(artifact: Path, target: Path) -> bool:
             )
         else:
             _link_or_copy(artifact, new)
-        if os.path.lexists(target):
+        # a file replaces a file in one step
+        if target.is_dir() or (new.is_dir() and os.path.lexists(target)):
             target.rename(old)
         new.replace(target)
     except OSError as error:
