@@ -22,24 +22,6 @@ from ratchet.tasks.registry.weights import locate
 from ratchet.tasks.tracking.results import as_text
 
 LEFT_OUT = (*RECORDS, "README.md", *PICKLES)  # store metadata, and the model card of the source
-USE = {
-    "text-generation": """```python
-from transformers import pipeline
-
-answer = pipeline("text-generation", "path/to/this/folder")
-print(answer([{"role": "user", "content": "Name three fruits."}])[0]["generated_text"][-1]["content"])
-```""",
-    "text-classification": """It is a reward model: it scores a conversation, rendered by its chat template.
-
-```python
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-model, tokenizer = (auto.from_pretrained("path/to/this/folder") for auto in (AutoModelForSequenceClassification, AutoTokenizer))
-talk = [{"role": "user", "content": "Name three fruits."}, {"role": "assistant", "content": "Apple, pear and plum."}]
-tokens = tokenizer.apply_chat_template(talk, return_tensors="pt", return_dict=True)
-print(model(**tokens).logits.item())
-```""",  # noqa: E501
-}
 
 
 def export(model: str, out: Path, *, home: Path) -> Path:
@@ -81,78 +63,28 @@ def export(model: str, out: Path, *, home: Path) -> Path:
 
 def _model_card(model_dir: Path, made: Mapping[str, Any], title: str) -> str:
     """Model card in Markdown with Hub metadata, without local paths. `made`: lineage, or empty."""
+    from jinja2 import Template
+
     architecture = (json.loads((model_dir / "config.json").read_text()).get("architectures") or [""])[0]
-    task = "text-classification" if "Classification" in architecture else "text-generation"
-    sources = {
-        name: str(stage["meta"]["source"])
-        for name, stage in made.get("stages", {}).items()
-        if stage.get("meta", {}).get("source")
+    reward_model = "Classification" in architecture
+    stages = made.get("stages", {})
+    sources = {name: str(stage.get("meta", {}).get("source") or "") for name, stage in stages.items()}
+    head = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-classification" if reward_model else "text-generation",
+        "tags": ["ratchet", "reward-model" if reward_model else "rlhf"],
     }
-    base = re.match(r"hub:(?:models/)?([\w.-]+/[\w.-]+)", sources.get("model_policy", ""))
-    tags = ["ratchet", "reward-model" if task == "text-classification" else "rlhf"]
-    head = {"library_name": "transformers", "pipeline_tag": task, "tags": tags}
-    if base:
-        head["base_model"] = base.group(1)
-    parts = [f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {title}", USE[task]]
-    if made:
-        resolved = yaml.safe_load(made.get("resolved") or "") or {}
-        about = resolved.get("recipe", {}).get("about", "")
-        parts += [
-            f"Made by the recipe `{made['recipe']}` of Ratchet (stage `{made['product']}`, run "
-            f"`{made['run']}`). {about}".strip(),
-            *_results(made),
-            *_certificate(made),
-            _lineage(made, sources),
-        ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _results(made: Mapping[str, Any]) -> list[str]:
-    """Gates, and all metrics with 95 % intervals if available."""
-    results = made.get("results", {})
-    verdict, metrics = results.get("verdict", {}), as_text(results.get("metrics", {}))
-    if not metrics:
-        return []
-    cells = [(name, *text.partition(" ")[::2]) for name, text in metrics.items()]
-    rows = [f"| {name} | {value} | {interval} |" for name, value, interval in cells]
-    gates = "\n".join(["", *(f"* {reason}" for reason in verdict.get("reasons", ()))])
-    return [
-        "## Evaluation",
-        f"The gates of its recipe **{'passed' if verdict['passed'] else 'did not pass'}**:\n{gates}"
-        if verdict.get("gates")
-        else "Its recipe has no gates.",
-        "On held-out prompts, with 95 % bootstrap intervals over prompts:",
-        "\n".join(["| metric | value | 95 % interval |", "|---|---|---|", *rows]),
-    ]
-
-
-def _certificate(made: Mapping[str, Any]) -> list[str]:
-    certificate = made["stages"][made["product"]].get("meta", {}).get("certificate")
-    if not certificate:
-        return []
-    found = certificate["accuracy"]
-    return [
-        "## Certificate",
-        f"{'Passed' if certificate['passed'] else 'Failed'}: it prefers the chosen answer in "
-        f"{found['mean']:.1%} [{found['low']:.1%}, {found['high']:.1%}] of {certificate['pairs']} held-out "
-        "pairs.",
-    ]
-
-
-def _lineage(made: Mapping[str, Any], sources: Mapping[str, str]) -> str:
-    rows = []
-    for name, stage in made["stages"].items():
-        source = sources.get(name, "")
-        public = "a local file" if source.startswith("path:") else source
-        kind, digest = stage.get("kind", "lost"), stage.get("content", "")[:16]
-        rows.append(f"| {name} | {kind} | {public} | `{digest}` |")
-    packages = ", ".join(f"{name} {version}" for name, version in made["packages"].items())
-    return "\n".join(
-        [
-            "## Lineage\n\nAll ancestors, with the first digits of the SHA-256 of their content:\n",
-            "| stage | kind | source | digest |",
-            "|---|---|---|---|",
-            *rows,
-            f"\nCode: revision `{made['revision'] or 'unknown'}`. Packages: {packages}.",
-        ]
+    if base := re.match(r"hub:(?:models/)?([\w.-]+/[\w.-]+)", sources.get("model_policy", "")):
+        head["base_model"] = base[1]
+    resolved = yaml.safe_load(made.get("resolved") or "") or {}
+    template = Path(__file__).with_name("model_card.md.j2").read_text()
+    return Template(template, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True).render(
+        head=yaml.safe_dump(head, sort_keys=False),
+        title=title,
+        reward_model=reward_model,
+        made=made,
+        about=resolved.get("recipe", {}).get("about", "").strip(),
+        metrics=as_text(made.get("results", {}).get("metrics", {})),
+        certificate=made and stages[made["product"]].get("meta", {}).get("certificate"),
+        sources={n: "a local file" if one.startswith("path:") else one for n, one in sources.items()},
     )
