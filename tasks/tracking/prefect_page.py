@@ -14,8 +14,8 @@ from ratchet.components.errors import redacted
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.types import Artifact
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.tracking.live_upload import BackgroundUploader
 from ratchet.tasks.tracking.outcome import markdown, numbers_of, outcome
+from ratchet.tasks.tracking.upload import BackgroundUploader
 
 AWAY_SECONDS = 300.0
 """Pause after a failed call: Prefect's client retries for more than a minute per call, and a run makes

@@ -63,22 +63,16 @@ def client(home: Path) -> MlflowClient:
 
 @contextlib.contextmanager
 def service(doing: str, home: Path) -> Iterator[MlflowClient]:
-    """Context with a client; MLflow errors become a `ServiceError` with the address."""
-    with reached(f"{doing} at {tracking_uri(home)}"):
-        yield client(home)
-
-
-@contextlib.contextmanager
-def reached(doing: str) -> Iterator[None]:
-    """Convert MLflow errors to a `ServiceError` that starts with `doing`; `RatchetError`s pass."""
+    """Context with a client; MLflow errors become a `ServiceError` with what was done, and the address."""
     try:
-        yield
+        yield client(home)
     except RatchetError:
         raise
     except Exception as error:
         text = (str(error).splitlines() or [""])[0][:400]
         advice = "check the server or MLFLOW_TRACKING_URI and run again, nothing is lost"
-        raise ServiceError(f"{doing}: {type(error).__name__}: {text}; {advice}") from error
+        where = f"{doing} at {tracking_uri(home)}"
+        raise ServiceError(f"{where}: {type(error).__name__}: {text}; {advice}") from error
 
 
 def experiment_name() -> str:
@@ -126,12 +120,3 @@ def cut(text: str, limit: int) -> str:
 def allowed(name: str) -> str:
     """Name with only MLflow's allowed characters (letters, digits, `_-. :/`), at most 250."""
     return re.sub(r"[^\w\-. :/]", "_", str(name))[:250]
-
-
-def lines(data: bytes) -> list[dict[str, Any]]:
-    """Parse JSON lines, skipping incomplete ones."""
-    found = []
-    for line in data.splitlines():
-        with contextlib.suppress(ValueError):
-            found.append(json.loads(line))
-    return [one for one in found if isinstance(one, dict)]

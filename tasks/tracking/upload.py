@@ -1,4 +1,4 @@
-"""Upload of a run to MLflow, used by the background thread and by `ratchet sync`.
+"""Upload of a run to MLflow, in the background while it runs and by `ratchet sync`.
 
 The run's files are authoritative and MLflow is a copy. No state is kept between processes: MLflow is queried
 for what it has, so uploads are idempotent and a new server receives everything. Points are identified by
@@ -8,15 +8,18 @@ for what it has, so uploads are idempotent and a new server receives everything.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
+import json
 import logging
-import os
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+from filelock import FileLock, Timeout
 
 from ratchet.components.errors import BusyError, redacted
 from ratchet.tasks.data.versioning import dvc_md5
@@ -27,10 +30,12 @@ from ratchet.tasks.tracking.server import (
     client,
     cut,
     experiment_id,
-    lines,
-    reached,
+    service,
     tracking_uri,
 )
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 log = logging.getLogger("ratchet.tracking")
 KEY = "ratchet.key"  # tag: identity of a run
@@ -44,43 +49,108 @@ def sync(run_dir: Path, home: Path) -> int:
     """Upload everything that MLflow lacks; returns the number of points. `RecipeError` if it is not a run
     directory, `ServiceError` if the server is unreachable, `BusyError` if another process is uploading.
     """
-    with (
-        contextlib.closing(Uploader(Path(run_dir).resolve(), Path(home))) as uploader,
-        reached(f"sending {run_dir} to {tracking_uri(home)}"),
-    ):
-        return 0 if uploader.complete() else uploader.upload()
+    with uploading(run_dir.resolve(), home) as uploader, service(f"sending {run_dir} to MLflow", home):
+        return uploader.upload()
+
+
+@contextlib.contextmanager
+def uploading(run_dir: Path, home: Path) -> Iterator[Uploader]:
+    """The only uploader of a run, until the end of the context."""
+    try:
+        lock = FileLock(run_dir / "tracking" / "lock").acquire(timeout=0)
+    except Timeout:
+        raise BusyError(f"{run_dir} is being uploaded by another process; wait until it ends") from None
+    with lock:
+        yield Uploader(run_dir, home)
+
+
+class BackgroundUploader:
+    """Thread that uploads `run_dir` every `every_seconds` between `start` and `close`. Only `close` and
+    methods with `wait_seconds` block. An unreachable server does not stop the run; the rest is uploaded later
+    or by `ratchet sync`.
+    """
+
+    def __init__(self, run_dir: Path, home: Path, *, every_seconds: float = 5.0) -> None:
+        self.run_dir, self.home, self.every_seconds = run_dir.resolve(), home, every_seconds
+        self.ids: dict[str, str] = {}  # MLflow run ids by our keys
+        self.last_error: str | None = None  # why the last upload failed
+        self.uploader: Uploader | None = None
+        self._failures, self._stop, self._wake = 0, threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._upload_loop, name="mlflow-upload", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, wait_seconds: float = 30.0) -> bool:
+        """Wait briefly for a final upload. Returns False if not everything is uploaded (see `last_error`)."""
+        self._stop.set()
+        self._wake.set()
+        self._thread.join(wait_seconds)
+        if self._thread.is_alive():
+            silent = f"{tracking_uri(self.home)} has not answered for {wait_seconds:g} s"
+            self.last_error = self.last_error or redacted(silent)
+        if self.last_error:
+            rest = f"`ratchet sync` uploads the rest of {self.run_dir}"
+            log.warning("MLflow is not up to date: %s. Nothing is lost; %s", self.last_error, rest)
+        return self.last_error is None
+
+    def run_id(self, stage: str = ROOT, wait_seconds: float = 0.0) -> str | None:
+        """MLflow's id of a run once uploaded; None after `wait_seconds` or three failures."""
+        end, enough = time.monotonic() + wait_seconds, self._failures + 3
+        while stage not in self.ids and self._failures < enough and (left := end - time.monotonic()) > 0:
+            self._wake.set()
+            time.sleep(min(1.0, left))
+        return self.ids.get(stage)
+
+    def artifact_url(self, artifact: str, wait_seconds: float = 0.0) -> str | None:
+        """URL of an artifact in the MLflow UI; None without an HTTP server (the address of `ratchet ui`
+        changes) or if the run is not uploaded after `wait_seconds`.
+        """
+        server = urlsplit(tracking_uri(self.home))
+        if server.scheme not in ("http", "https") or not self.run_id(wait_seconds=wait_seconds):
+            return None
+        # without a password
+        address = f"{server.scheme}://{server.netloc.rpartition('@')[2]}{server.path.rstrip('/')}"
+        inside = self.uploader and self.uploader.link(artifact)
+        return inside and f"{address}/{inside}"
+
+    def _upload_loop(self) -> None:
+        """Upload periodically, with backoff after failures; one last attempt on stop."""
+        pause = self.every_seconds
+        with contextlib.ExitStack() as stack:
+            while True:
+                last = self._stop.is_set()
+                try:
+                    if self.uploader is None:
+                        self.uploader = stack.enter_context(uploading(self.run_dir, self.home))
+                    self.uploader.upload()
+                    self.ids |= {key: sent.id for key, sent in self.uploader.sent.items()}
+                    self.last_error, pause = None, self.every_seconds
+                except Exception as error:  # MLflow errors must not stop the run
+                    text = (str(error).splitlines() or [""])[0][:300]
+                    self.last_error = redacted(f"{type(error).__name__}: {text}")
+                    self._failures, pause = self._failures + 1, min(60.0, pause * 2)
+                if last:
+                    return
+                self._wake.wait(pause)
+                self._wake.clear()
 
 
 @dataclass
 class Sent:
-    """Known state of one MLflow run."""
+    """What one MLflow run has: its points, and its content and the sizes of its files at the last upload."""
 
     id: str
-    status: str
-    params: set[str]
-    tags: dict[str, str]
-    inputs: set[str]
     points: set[tuple[str, int]]
-    sizes: dict[str, int]  # of artifacts uploaded by an earlier process
-    files: dict[Path, tuple[int, int]] = field(default_factory=dict)  # size and mtime when they were read
+    run: MlflowRun | None = None
+    sizes: dict[Path, int] = field(default_factory=dict)
 
 
 class Uploader:
-    """Incremental uploader of a run, protected by a file lock against concurrent uploads."""
+    """Incremental uploader of a run."""
 
     def __init__(self, run_dir: Path, home: Path) -> None:
         self.run_dir, self.home, self.sent, self.experiment = run_dir, home, dict[str, Sent](), ""
-        mlflow_runs(run_dir)
-        (run_dir / "tracking").mkdir(exist_ok=True)
-        self.lock = open(run_dir / "tracking" / "lock", "w")  # noqa: SIM115  held while uploading
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.lock.close()
-            raise BusyError(f"{run_dir} is being uploaded by another process; wait until it ends") from None
-
-    def close(self) -> None:
-        self.lock.close()
 
     def link(self, artifact: str) -> str | None:
         """Relative link to an artifact of the run in the MLflow UI."""
@@ -89,91 +159,77 @@ class Uploader:
 
     def upload(self) -> int:
         """Upload new data and return the number of points. Raises MLflow's errors if it is unreachable."""
-        mlflow, count = client(self.home), 0
+        runs, mlflow, count = mlflow_runs(self.run_dir, self.link("report.html")), client(self.home), 0
+        ended, end = runs[ROOT].status != "RUNNING", str(runs[ROOT].end)
         try:
             self.experiment = self.experiment or experiment_id(mlflow, self.home)
-            runs = mlflow_runs(self.run_dir, self.link("report.html"))
+            if ended and self._search(mlflow, ROOT, f" and tags.`{COMPLETE}` = '{end}'"):
+                return 0
             for key, run in runs.items():
                 if key not in self.sent:
                     self.sent[key] = self._found(mlflow, key, run)
                 count += self._update(mlflow, self.sent[key], run)
-            if runs[ROOT].status != "RUNNING":
-                mlflow.set_tag(self.sent[ROOT].id, COMPLETE, str(runs[ROOT].end))
+            if ended:
+                mlflow.set_tag(self.sent[ROOT].id, COMPLETE, end)
         except BaseException:
             self.sent, self.experiment = {}, ""  # the server may have been replaced
             raise
         return count
 
-    def complete(self) -> bool:
-        """Whether MLflow has all data of a finished run, by a single query."""
-        mlflow, root = client(self.home), mlflow_runs(self.run_dir)[ROOT]
-        self.experiment = experiment_id(mlflow, self.home)
-        found = self._search(mlflow, ROOT)
-        return root.status != "RUNNING" and bool(found) and found[0].data.tags.get(COMPLETE) == str(root.end)
-
-    def _search(self, mlflow: Any, key: str) -> Any:
-        return mlflow.search_runs([self.experiment], f"tags.`{KEY}` = '{self._mark(key)}'", max_results=1)
+    def _search(self, mlflow: MlflowClient, key: str, condition: str = "") -> Any:
+        named = f"tags.`{KEY}` = '{self._mark(key)}'"
+        return mlflow.search_runs([self.experiment], named + condition, max_results=1)
 
     def _mark(self, key: str) -> str:
         return f"{self.run_dir}#{key}".replace("'", "")
 
-    def _found(self, mlflow: Any, key: str, run: MlflowRun) -> Sent:
-        """The MLflow run (created if missing) and its known state."""
+    def _found(self, mlflow: MlflowClient, key: str, run: MlflowRun) -> Sent:
+        """The MLflow run, created if missing."""
         if found := self._search(mlflow, key):
-            made = mlflow.get_run(found[0].info.run_id)
-        else:
-            tags = {KEY: self._mark(key), "mlflow.source.name": "ratchet"}
-            if run.parent is not None:
-                tags["mlflow.parentRunId"] = self.sent[run.parent].id
-            made = mlflow.create_run(self.experiment, int(run.start * 1000), tags, run.name)
-        id, data = made.info.run_id, made.data
-        return Sent(
-            id,
-            made.info.status,
-            set(data.params),
-            dict(data.tags),
-            {i.dataset.name for i in (made.inputs.dataset_inputs if made.inputs else [])},
-            {(name, point.step) for name in data.metrics for point in mlflow.get_metric_history(id, name)},
-            {file.path: file.file_size for file in mlflow.list_artifacts(id)} if found else {},
-        )
+            id, names = found[0].info.run_id, found[0].data.metrics
+            return Sent(id, {(name, m.step) for name in names for m in mlflow.get_metric_history(id, name)})
+        tags = {KEY: self._mark(key), "mlflow.source.name": "ratchet"}
+        if run.parent is not None:
+            tags["mlflow.parentRunId"] = self.sent[run.parent].id
+        made = mlflow.create_run(self.experiment, int(run.start * 1000), tags, run.name)
+        return Sent(made.info.run_id, set())
 
-    def _update(self, mlflow: Any, sent: Sent, run: MlflowRun) -> int:
+    def _update(self, mlflow: MlflowClient, sent: Sent, run: MlflowRun) -> int:
+        """Upload what the MLflow run lacks; it is queried only if more than its files has changed."""
+        events = [event for path in run.files for event in _appended(path, sent.sizes)]
+        if run == sent.run:
+            return self._points(mlflow, sent, events)
         from mlflow.data.http_dataset_source import HTTPDatasetSource
         from mlflow.data.meta_dataset import MetaDataset
         from mlflow.entities import DatasetInput, InputTag, Param, RunTag
 
-        if run.status == "RUNNING" != sent.status:
+        there = mlflow.get_run(sent.id)
+        if run.status == "RUNNING" != there.info.status:
             mlflow.update_run(sent.id, status="RUNNING")
         params = {k: redacted(cut(v, LIMITS["parameter"])) for k, v in run.params.items()}
-        new = [Param(k, v) for k, v in params.items() if k not in sent.params]
+        new = [Param(k, v) for k, v in params.items() if k not in there.data.params]
         self._batches(mlflow, sent, "params", new)
         tags = {allowed(k): redacted(cut(v, LIMITS["tag"])) for k, v in run.tags.items()}
-        self._batches(mlflow, sent, "tags", [RunTag(k, v) for k, v in tags.items() if sent.tags.get(k) != v])
+        changed = [RunTag(k, v) for k, v in tags.items() if there.data.tags.get(k) != v]
+        self._batches(mlflow, sent, "tags", changed)
+        inputs = {one.dataset.name for one in (there.inputs.dataset_inputs if there.inputs else ())}
         for (name, role), path in run.inputs.items():
-            if name not in sent.inputs:
+            if name not in inputs:
                 source, version = HTTPDatasetSource(f"file:{path}"), version_of(path)[: LIMITS["digest"]]
                 data = MetaDataset(source, name=name, digest=version)._to_mlflow_entity()
                 shown = DatasetInput(data, [InputTag("mlflow.data.context", role)])
                 self._send(mlflow.log_inputs, sent.id, [shown])
-        sent.params |= run.params.keys()
-        sent.tags |= tags
-        sent.inputs |= {name for name, _ in run.inputs}
-        count = self._points(mlflow, sent, run.points)
-        for path in run.files:
-            if (now := _stamp(path)) and sent.files.get(path) != now:
-                count += self._points(mlflow, sent, lines(path.read_bytes()))
-                sent.files[path] = now
+        sizes = {file.path: file.file_size for file in mlflow.list_artifacts(sent.id)}
         for path in run.artifacts:
-            if (now := _stamp(path)) and sent.files.get(path) != now:
-                if sent.sizes.pop(path.name, None) != now[0]:
-                    self._send(mlflow.log_artifact, sent.id, str(path))
-                sent.files[path] = now
-        if run.status not in ("RUNNING", sent.status):
+            if sizes.get(path.name) != path.stat().st_size:
+                self._send(mlflow.log_artifact, sent.id, str(path))
+        count = self._points(mlflow, sent, [*run.points, *events])
+        if run.status not in ("RUNNING", there.info.status):
             mlflow.set_terminated(sent.id, run.status, end_time=int(run.end * 1000))
-        sent.status = run.status
+        sent.run = run
         return count
 
-    def _points(self, mlflow: Any, sent: Sent, events: Sequence[Mapping[str, Any]]) -> int:
+    def _points(self, mlflow: MlflowClient, sent: Sent, events: Sequence[Mapping[str, Any]]) -> int:
         """Upload the numeric metrics of `events`."""
         from mlflow.entities import Metric
 
@@ -187,7 +243,7 @@ class Uploader:
         sent.points |= new.keys()
         return len(new)
 
-    def _batches(self, mlflow: Any, sent: Sent, kind: str, entries: list[Any]) -> None:
+    def _batches(self, mlflow: MlflowClient, sent: Sent, kind: str, entries: list[Any]) -> None:
         for i in range(0, len(entries), LIMITS[kind]):
             self._send(mlflow.log_batch, sent.id, **{kind: entries[i : i + LIMITS[kind]]})
 
@@ -203,8 +259,19 @@ class Uploader:
             log.warning("MLflow rejected a part of %s: %s", self.run_dir, str(error).splitlines()[0])
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """Size and mtime of a file, or None if it does not exist."""
-    with contextlib.suppress(OSError):
-        state = os.stat(path)
-        return state.st_size, state.st_mtime_ns
+def _appended(file: Path, sizes: dict[Path, int]) -> list[dict[str, Any]]:
+    """The lines of a file of metrics, if its size is not that in `sizes`, which is updated."""
+    with contextlib.suppress(FileNotFoundError):  # not begun, or moved since its stage has ended
+        if sizes.get(file) != (size := file.stat().st_size):
+            sizes[file] = size
+            return lines(file.read_bytes())
+    return []
+
+
+def lines(data: bytes) -> list[dict[str, Any]]:
+    """Parse JSON lines, skipping incomplete ones."""
+    found = []
+    for line in data.splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return [one for one in found if isinstance(one, dict)]

@@ -14,9 +14,9 @@ from ratchet.tasks.labels.waiting import Asking
 from ratchet.tasks.machine.system import sampled, samples_of
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.tracking.alerts import AlertWatcher
-from ratchet.tasks.tracking.live_upload import BackgroundUploader
 from ratchet.tasks.tracking.prefect_page import PrefectPage
 from ratchet.tasks.tracking.spending import spending
+from ratchet.tasks.tracking.upload import BackgroundUploader
 
 log = logging.getLogger("ratchet.watchers")
 

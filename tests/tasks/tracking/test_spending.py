@@ -11,8 +11,8 @@ import pytest
 
 from ratchet.components.recipes.profile import Hardware
 from ratchet.tasks.machine.system import sample, sampled
-from ratchet.tasks.tracking.server import lines
 from ratchet.tasks.tracking.spending import describe_spending, spent_on
+from ratchet.tasks.tracking.upload import lines
 
 METAS = {
     "sft": {"seconds": 1800.0, "spent": {"cpu_seconds": 3600.0, "peak_gb": 2.0}},

@@ -15,9 +15,9 @@ from prefect.client.schemas.actions import ArtifactCreate
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.types import Artifact
 from ratchet.tasks.pipeline import Pipeline, _follow
-from ratchet.tasks.tracking.live_upload import BackgroundUploader
 from ratchet.tasks.tracking.outcome import stage_metrics
 from ratchet.tasks.tracking.prefect_page import AWAY_SECONDS, PrefectPage
+from ratchet.tasks.tracking.upload import BackgroundUploader
 
 KINDS = ("link", "markdown", "table")
 

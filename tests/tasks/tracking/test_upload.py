@@ -16,10 +16,9 @@ from ratchet.components.errors import BusyError, RecipeError, ServiceError
 from ratchet.tasks.data.versioning import dvc_md5
 from ratchet.tasks.machine.system import samples_of
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.tracking.live_upload import BackgroundUploader
 from ratchet.tasks.tracking.mlflow_runs import ROOT, mlflow_runs
-from ratchet.tasks.tracking.server import client, cut, flatten, lines
-from ratchet.tasks.tracking.upload import Uploader, sync
+from ratchet.tasks.tracking.server import client, cut, experiment_id, flatten
+from ratchet.tasks.tracking.upload import BackgroundUploader, lines, sync, uploading
 
 STEP = "online/round-1"
 
@@ -94,12 +93,18 @@ def losses(home: Path, run_id: str | None) -> list[tuple[int, float, int]]:
     return [(m.step, m.value, m.timestamp) for m in client(home).get_metric_history(run_id, "loss")]
 
 
+def run_id(home: Path, key: str) -> str:
+    mlflow = client(home)
+    (found,) = mlflow.search_runs([experiment_id(mlflow, home)], f"tags.`ratchet.key` = '{key}'")
+    return found.info.run_id
+
+
 def test_runs_nest_and_uploading_twice_or_resuming_adds_nothing(home: Path, pipeline: Pipeline) -> None:
     run, file = pipeline.run.path, work(pipeline, "optimise_1")
     with file.open("a") as out:
         out.write('{"step": 5, "tim')  # torn by a kill
     assert sync(run, home) > 5 and sync(run, home) == 0
-    with contextlib.closing(Uploader(run, home)) as uploader:
+    with uploading(run, home) as uploader:
         assert uploader.upload() == 0
         ids = {key: sent.id for key, sent in uploader.sent.items()}
         link = uploader.link("report.html")
@@ -159,7 +164,7 @@ def test_run_is_uploaded_in_the_background(home: Path, pipeline: Pipeline) -> No
 
 def test_a_run_that_another_process_uploads_is_uploaded_afterwards(home: Path, pipeline: Pipeline) -> None:
     tracking = BackgroundUploader(pipeline.run.path, home, every_seconds=0.1)
-    with contextlib.closing(Uploader(pipeline.run.path, home)):
+    with uploading(pipeline.run.path, home):
         tracking.start()
         end = time.monotonic() + 600
         while tracking.last_error is None and time.monotonic() < end:
@@ -192,12 +197,8 @@ def test_unreachable_mlflow_server_loses_nothing(
     tracking._thread.join(600)  # the socket is closed: its last try ends
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     assert sync(run, home) > 5
-    with contextlib.closing(Uploader(run, home)) as uploader:
-        uploader.upload()
-        assert (
-            client(home).get_run(uploader.sent[ROOT].id).info.status == "FINISHED"
-            and len(losses(home, uploader.sent[STEP].id)) == 5
-        )
+    ids = {key: run_id(home, f"{run}#{key}") for key in (ROOT, STEP)}
+    assert client(home).get_run(ids[ROOT]).info.status == "FINISHED" and len(losses(home, ids[STEP])) == 5
 
 
 def test_directory_without_a_run_is_an_error(home: Path, tmp_path: Path) -> None:
