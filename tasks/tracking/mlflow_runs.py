@@ -23,28 +23,23 @@ from ratchet.tasks.tracking.server import flatten
 ROOT = ""  # the key of the parent run
 ROUND = re.compile(r"(?:rollout|annotate|select|optimise)_(\d+)")  # stages of a round share an MLflow run
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "waiting": "SCHEDULED"}
-SHOWN_FILES = (
-    "report.html",
-    "certificate.json",
-    "summary.json",
-    "validation.json",
-    "results.json",
-    "plots/*.png",
-)
+SHOWN = ("report.html", "certificate.json", "summary.json", "validation.json", "results.json", "plots/*.png")
 
 
 @dataclass
 class MlflowRun:
-    """Content of one MLflow run. `inputs`: data sets by name and role; `files`: growing metrics files."""
+    """Content of one MLflow run. `inputs`: data set -> its role and directory; `files`: growing metrics
+    files.
+    """
 
     name: str
     parent: str | None
     start: float
     end: float = 0.0
-    status: str = "RUNNING"
+    status: str = "FINISHED"
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
-    inputs: dict[tuple[str, str], Path] = field(default_factory=dict)
+    inputs: dict[str, tuple[str, Path]] = field(default_factory=dict)
     artifacts: list[Path] = field(default_factory=list)
     points: list[dict[str, Any]] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
@@ -59,37 +54,50 @@ def mlflow_runs(run_dir: Path, report: str | None = None) -> dict[str, MlflowRun
             f"{run_dir} is not a run: it has no run.json and recipe.yaml; expected a directory under runs/"
         )
     state = json.loads((run_dir / "run.json").read_text())
-    runs, complete = {ROOT: _root(run_dir, state, report)}, dict[str, bool]()
+    root, unfinished = _root(run_dir, state, report), set[str]()
+    runs = {ROOT: root}
     for name, key in state.get("stages", {}).items():
-        manifest = read_manifest(run_dir / "stages" / name)
+        link, work = run_dir / "stages" / name, run_dir.parents[1] / "store" / ".work" / f"{name}-{key[:16]}"
         number = int(match[1]) if (match := ROUND.fullmatch(name)) else 0
-        at = f"online/round-{number}" if number else name
-        complete[at] = complete.get(at, True) and manifest is not None
-        work = run_dir.parent.parent / "store" / ".work" / f"{name}-{key[:16]}"
-        if manifest is None and not work.is_dir():
-            continue
-        product = (run_dir / "stages" / name).resolve() if manifest else work / "product"
+        parent, title = ("online", f"round-{number}") if number else (ROOT, name)
+        at = f"{parent}/{title}" if number else name
+        manifest = read_manifest(link)
+        if manifest is None:
+            unfinished |= {parent, at}
+            if not work.is_dir():
+                continue
+        product = link.resolve() if manifest else work / "product"
         published = ((product / MANIFEST) if manifest else work).stat().st_mtime
         start = published - (manifest or {}).get("meta", {}).get("seconds", 0.0)
-        if number:
-            runs.setdefault("online", MlflowRun("online", ROOT, start))
-            new = MlflowRun(f"round-{number}", "online", start, tags={"iteration": str(number)})
-        else:
-            new = MlflowRun(name, ROOT, start)
-        run = runs.setdefault(at, new)
+        runs.setdefault(parent, MlflowRun(parent, ROOT, start))
+        run = runs.setdefault(at, MlflowRun(title, parent, start))
         run.files += [product / "metrics.jsonl", samples_of(run_dir, name)]
+        if number:
+            run.tags["iteration"] = str(number)
         if name == state.get("failed_stage") and state.get("error"):
             run.tags["error"] = state["error"]
-        if manifest is not None:
-            run.end = max(run.end, published)
-            _add_product(run, runs[ROOT], run_dir, product, manifest, number, published)
-            run.tags |= {"reused": str(start < state["started"])}
-    for key, run in runs.items():
-        if key != ROOT:
-            whole = all(done for name, done in complete.items() if name == key or name.startswith(f"{key}/"))
-            run.status, run.end = ("FINISHED", run.end) if whole else (runs[ROOT].status, runs[ROOT].end)
-    if "online" in runs:
-        runs["online"].end = max(run.end for key, run in runs.items() if key.startswith("online/"))
+        if manifest is None:
+            continue
+        does = manifest["made_with"].get("does", name)
+        run.tags |= {f"{does}.key": manifest["key"], f"{does}.path": str(product)}
+        run.tags["reused"] = str(start < state["started"])
+        shown = [file for pattern in SHOWN for file in sorted(product.glob(pattern))]
+        numbers = stage_metrics(does, manifest["meta"])
+        run.artifacts += shown
+        run.points.append({"step": number, "time": published, "metrics": numbers})
+        if does == "evaluate":
+            root.artifacts += shown
+            final = {metric: value for metric, value in numbers.items() if "/" not in metric}
+            root.points.append({"time": published, "metrics": final})
+        for role, made_by in manifest["made_with"].get("inputs", {}).items():
+            source = run_dir / "stages" / made_by
+            if (data := read_manifest(source)) and data["kind"] in ("data", "groups"):
+                for one in (run, root):
+                    one.inputs.setdefault(made_by, (role, source.resolve()))
+        for one in {parent, at} - {ROOT}:
+            runs[one].end = max(runs[one].end, published)
+    for key in unfinished & runs.keys():
+        runs[key].status, runs[key].end = root.status, root.end
     return runs
 
 
@@ -97,51 +105,27 @@ def _root(run_dir: Path, state: Mapping[str, Any], report: str | None) -> Mlflow
     """The parent run: the whole recipe, revision and packages, the outcome as its description."""
     recipe, params = _recipe((run_dir / "recipe.yaml").read_text())
     found, end = outcome(run_dir), state.get("ended", 0.0)
-    note = markdown(found, recipe.get("about", ""), report if found["report"] else None)
     tags = {
         "recipe": recipe["name"],
         "paper": recipe.get("paper", ""),
         "revision": state.get("revision", ""),
         "packages": json.dumps(state.get("packages", {})),
         **({"error": state["error"]} if state.get("error") else {}),
-        "mlflow.note.content": note,
+        "mlflow.note.content": markdown(found, recipe.get("about", ""), report if found["report"] else None),
     }
-    status = STATUS.get(state["state"], "RUNNING")
-    root = MlflowRun(run_dir.name, None, state["started"], end, status, dict(params), tags)
-    root.artifacts, root.files = [run_dir / "recipe.yaml"], [samples_of(run_dir)]
     spent = {f"spent/{name}": value for name, value in (state.get("spent") or {}).items()}
-    root.points.append({"time": end, "metrics": spent})
-    return root
-
-
-def _add_product(
-    run: MlflowRun,
-    root: MlflowRun,
-    run_dir: Path,
-    product: Path,
-    manifest: Mapping[str, Any],
-    number: int,
-    published: float,
-) -> None:
-    """Add a finished stage to its MLflow run: key, path, shown files, metrics at step `number`, and the data
-    sets it read; the evaluation and the data sets also to `root`.
-    """
-    does = manifest["made_with"].get("does", manifest["stage"])
-    run.tags |= {f"{does}.key": manifest["key"], f"{does}.path": str(product)}
-    shown = [file for one in SHOWN_FILES for file in sorted(product.glob(one))]
-    numbers = stage_metrics(does, manifest["meta"])
-    run.artifacts += shown
-    run.points.append({"step": number, "time": published, "metrics": numbers})
-    if does == "evaluate":
-        root.artifacts += shown
-        final = {name: value for name, value in numbers.items() if "/" not in name}
-        root.points.append({"time": published, "metrics": final})
-    for role, parent in manifest["made_with"].get("inputs", {}).items():
-        data = read_manifest(run_dir / "stages" / parent)
-        if data is not None and data["kind"] in ("data", "groups"):
-            for one in (run, root):
-                if parent not in {name for name, _ in one.inputs}:
-                    one.inputs[parent, role] = (run_dir / "stages" / parent).resolve()
+    return MlflowRun(
+        run_dir.name,
+        None,
+        state["started"],
+        end,
+        STATUS.get(state["state"], "RUNNING"),
+        params=dict(params),
+        tags=tags,
+        artifacts=[run_dir / "recipe.yaml"],
+        points=[{"time": end, "metrics": spent}],
+        files=[samples_of(run_dir)],
+    )
 
 
 @functools.lru_cache(maxsize=8)

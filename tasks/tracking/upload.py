@@ -213,7 +213,7 @@ class Uploader:
         changed = [RunTag(k, v) for k, v in tags.items() if there.data.tags.get(k) != v]
         self._batches(mlflow, sent, "tags", changed)
         inputs = {one.dataset.name for one in (there.inputs.dataset_inputs if there.inputs else ())}
-        for (name, role), path in run.inputs.items():
+        for name, (role, path) in run.inputs.items():
             if name not in inputs:
                 source, version = HTTPDatasetSource(f"file:{path}"), version_of(path)[: LIMITS["digest"]]
                 data = MetaDataset(source, name=name, digest=version)._to_mlflow_entity()

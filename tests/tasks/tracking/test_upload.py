@@ -231,16 +231,20 @@ def test_failed_run_keeps_finished_stages_finished(pipeline: Pipeline) -> None:
 
 def test_stages_of_a_round_share_one_mlflow_run_with_their_data_sets(pipeline: Pipeline) -> None:
     runs = mlflow_runs(pipeline.run.path)
-    assert {name for name, _ in runs[STEP].inputs} == {"curated", "rollout_1", "annotate_1"}
+    assert set(runs[STEP].inputs) == {"curated", "rollout_1", "annotate_1"}
     publish(pipeline, "optimise_1", steps=4)
     runs = mlflow_runs(pipeline.run.path)
-    assert {name for name, _ in runs[STEP].inputs} == {
-        "curated",
-        "rollout_1",
-        "annotate_1",
-        "select_1",
-    } and runs[STEP].status == "FINISHED"
-    assert {"raw", "drafts", "select_1"} <= {name for name, _ in runs[ROOT].inputs}
+    assert (
+        set(runs[STEP].inputs)
+        == {
+            "curated",
+            "rollout_1",
+            "annotate_1",
+            "select_1",
+        }
+        and runs[STEP].status == "FINISHED"
+    )
+    assert {"raw", "drafts", "select_1"} <= set(runs[ROOT].inputs)
     assert {
         "step": 1,
         "time": pytest.approx(time.time(), abs=600),
