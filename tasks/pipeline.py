@@ -29,7 +29,7 @@ from ratchet.tasks.machine.calibration import with_cache
 from ratchet.tasks.machine.provenance import machine, packages, revision
 from ratchet.tasks.process.launch import launch
 from ratchet.tasks.process.ranks import require_packages
-from ratchet.tasks.registry.registry_sources import bring, resolved
+from ratchet.tasks.registry.registry_sources import bring, resolved, version_of
 
 log = logging.getLogger("ratchet.pipeline")
 
@@ -192,7 +192,8 @@ class Pipeline:
     def _launch(self, stage: Stage, inputs: Mapping[str, Artifact], work: Workspace) -> dict[str, Any]:
         source = str(stage.options.get("source", ""))
         if stage.does == "fetch_model" and source.startswith(REGISTRY):  # stage processes have no registry
-            bring(source, stage.options["sha256"], work.progress / REGISTERED, self.store.home)
+            version = version_of(source, stage.name, self.store.home)
+            bring(version, work.progress / REGISTERED, self.store.home, stage.options["sha256"])
         return launch(
             as_request(stage.does, with_cache(self, stage), inputs, work.root),
             self.run.path / "logs" / f"{stage.name}.log",

@@ -43,7 +43,7 @@ def export(model: str, out: Path, *, home: Path) -> Path:
     ):
         if version:
             place = Path(scratch) / "registered"
-            bring(f"registry:{version.name}/{version.version}", version.tags.get("weights"), place, home)
+            bring(version, place, home)
         elif manifest:
             Store(home).verify(Artifact(manifest["kind"], place, manifest["key"]))
         whole = Path(scratch) / "model"

@@ -34,7 +34,6 @@ from ratchet.tasks.registry.versions import (
     saved_lineage,
     version_by_number,
     version_with_alias,
-    version_with_files,
     versions_of,
 )
 from ratchet.tasks.tracking.results import paired_difference, shared_scores, why_not_comparable
@@ -87,7 +86,7 @@ def against_champion(
     """
     with service(f"comparing {name} version {number}", home) as mlflow:
         versions = versions_of(mlflow, name)
-        challenger = version_with_files(versions, name, number)
+        challenger = version_by_number(versions, name, number, with_files=True)
         best = version_with_alias(versions)
         if best is None or best.version == number:
             return None
@@ -147,7 +146,7 @@ def promote_by_hand(
             _refuse(name, number, _objections(known, None))
         number = ensure_files(name, number, home=home)
         found = against_champion(name, number, home=home)
-        version = version_with_files(versions_of(mlflow, name), name, number)
+        version = version_by_number(versions_of(mlflow, name), name, number, with_files=True)
         against = _objections(version, found)
         if not force:
             _refuse(name, number, against)
@@ -176,7 +175,7 @@ def rollback(name: str, reason: str, *, home: Path) -> tuple[str, str]:
                 "--version N`"
             )
         # fails before anything is written if it was deleted
-        back = version_with_files(versions, name, earlier[-1])
+        back = version_by_number(versions, name, earlier[-1], with_files=True)
         mlflow.set_model_version_tag(name, now.version, ROLLED_BACK, reason)
         move_alias(mlflow, back, "champion", action="rolled back to", why=reason, by_hand=True)
         return now.version, back.version

@@ -29,7 +29,6 @@ from ratchet.tasks.registry.versions import (
     saved_lineage,
     version_by_number,
     version_with_alias,
-    version_with_files,
     versions_of,
 )
 from ratchet.tasks.tracking.server import allowed, cut, flatten, service, tracking_uri
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 FILE_ONLY = ("resolved", "stages", "packages", "results")  # parts of the lineage that are no tags
+EVALUATION = ("metric.", "lineage.")  # tags that another evaluation replaces
 ROLLED_BACK = "rolled_back"  # tag with the reason of a rollback, which blocks automatic promotion
 
 
@@ -60,34 +60,39 @@ def register(
     `name:version`, as tags `parent.<stage>`. With `external` false, an existing external version is
     not reused. `StoreError` if `model_dir` has no files.
     """
-    model_dir = Path(model_dir)
-    weights = directory_digest(model_dir)
+    metrics, weights = metrics or {}, directory_digest(model_dir)
     data = {k: str(v) for k, v in lineage.get("data", {}).items()}
     mark = hashlib.sha256(json.dumps([weights, data], sort_keys=True).encode()).hexdigest()[:40]
-    place, origin = str(model_dir.resolve()), {k: v for k, v in lineage.items() if k not in FILE_ONLY}
-    tags = {MARK: mark, "weights": weights, "path": place, "external": str(external).lower()}
-    tags |= {f"lineage.{k}": v for k, v in flatten(origin).items()}
-    tags |= {f"metric.{allowed(k)}": repr(v) for k, v in (metrics or {}).items()}
-    tags |= {f"parent.{stage}": version for stage, version in (parents or {}).items()}
-    tags |= {f"package.{k}": v for k, v in packages().items()}
+    origin = flatten({k: v for k, v in lineage.items() if k not in FILE_ONLY})
+    tags = {
+        MARK: mark,
+        "weights": weights,
+        "path": str(model_dir.resolve()),
+        "external": str(external).lower(),
+        **{f"lineage.{k}": v for k, v in origin.items()},
+        **{f"metric.{k}": repr(v) for k, v in metrics.items()},
+        **{f"parent.{stage}": version for stage, version in (parents or {}).items()},
+        **{f"package.{k}": v for k, v in packages().items()},
+    }
     tags = {allowed(k): cut(v, 5000) for k, v in tags.items()}
     with service(f"registering {name}", home) as mlflow:
         _ensure(mlflow, name)
-        for known in versions_of(mlflow, name):
-            if known.tags.get(MARK) == mark and (external or not known.external):
-                if run_id:  # possibly another run with the same result, or this one, killed earlier
-                    link_to_run(mlflow, run_id, known.model_id, metrics or {})
-                if lineage.get("results"):
-                    _evaluated_again(mlflow, known, lineage, tags, home)
-                return known.version
-        model_id = logged_model(mlflow, model_dir, name, mark, lineage, run_id, external, home)
-        with _as_default(tracking_uri(home)):
-            made = mlflow.create_model_version(
-                name, f"models:/{model_id}", run_id=run_id, tags=tags, model_id=model_id
-            )
-        if run_id:
-            link_to_run(mlflow, run_id, model_id, metrics or {})
-        return str(made.version)
+        same = [v for v in versions_of(mlflow, name) if v.tags.get(MARK) == mark]
+        known = next((v for v in same if external or not v.external), None)
+        if known is not None:
+            number, model_id = known.version, known.model_id
+        else:
+            model_id = logged_model(mlflow, model_dir, name, mark, lineage, run_id, external, home)
+            with _as_default(tracking_uri(home)):
+                made = mlflow.create_model_version(
+                    name, f"models:/{model_id}", run_id=run_id, tags=tags, model_id=model_id
+                )
+            number = str(made.version)
+        if run_id:  # possibly another run with the same result, or this one, killed earlier
+            link_to_run(mlflow, run_id, model_id, metrics)
+        if known is not None and lineage.get("results"):
+            _evaluated_again(mlflow, known, lineage, tags, home)
+        return number
 
 
 def _evaluated_again(
@@ -102,14 +107,12 @@ def _evaluated_again(
     old, new = (json.dumps(one.get("results"), sort_keys=True) for one in (before, lineage))
     if old == new:
         return
-    wanted, present = (
-        {name: value for name, value in one.items() if name.startswith(("metric.", "lineage."))}
-        for one in (tags, known.tags)
-    )
-    for name in present.keys() - wanted.keys():
-        mlflow.delete_model_version_tag(known.name, known.version, name)
-    for name in (name for name, value in wanted.items() if present.get(name) != value):
-        mlflow.set_model_version_tag(known.name, known.version, name, wanted[name])
+    for tag in known.tags.keys() - tags.keys():
+        if tag.startswith(EVALUATION):
+            mlflow.delete_model_version_tag(known.name, known.version, tag)
+    for tag, value in tags.items():
+        if tag.startswith(EVALUATION) and known.tags.get(tag) != value:
+            mlflow.set_model_version_tag(known.name, known.version, tag, value)
     replace_lineage(mlflow, known.model_id, lineage)
 
 
@@ -123,14 +126,12 @@ def promote(name: str, version: str, verdict: Mapping[str, Any], *, home: Path) 
     """
     why = "; ".join(verdict.get("reasons", ())) or "no reason given"
     with service(f"promoting {name} version {version}", home) as mlflow:
-        known = version_with_files(versions_of(mlflow, name), name, str(version))
+        known = version_by_number(versions_of(mlflow, name), name, version, with_files=True)
         becomes_champion = bool(verdict.get("champion", verdict["passed"])) and ROLLED_BACK not in known.tags
-        written = {
-            "verdict": "passed" if verdict["passed"] else "refused",
-            "verdict.why": cut(why, 5000),
-        }
-        for key, value in written.items():  # tags first: an alias must not point at an unexplained version
-            mlflow.set_model_version_tag(name, known.version, key, value)
+        # tags first: an alias must not point at an unexplained version
+        gates = "passed" if verdict["passed"] else "refused"
+        mlflow.set_model_version_tag(name, version, "verdict", gates)
+        mlflow.set_model_version_tag(name, version, "verdict.why", cut(why, 5000))
         move_alias(mlflow, known, "candidate", action="proposed", why=why)
         if becomes_champion:
             move_alias(mlflow, known, "champion", action="promoted", why=why)
@@ -139,23 +140,22 @@ def promote(name: str, version: str, verdict: Mapping[str, Any], *, home: Path) 
 
 def move_alias(
     mlflow: MlflowClient, version: Version, alias: str, *, action: str, why: str, **more: Any
-) -> Version | None:
-    """Move an alias to the version; returns its previous version. Since aliases have no history, the event is
-    first written as a tag `history.<time>` of the new version and, for `champion`, of the previous one.
-    No-op if the alias is already there.
+) -> None:
+    """Move an alias to the version. Since aliases have no history, the event is first written as a tag
+    `history.<time>` of the new version and, for `champion`, of the previous one. No-op if the alias is
+    already there.
     """
     before = version_with_alias(versions_of(mlflow, version.name), alias)
     if before is not None and before.version == version.version:
-        return before
-    when, by = _now(), _user()
-    event = {"action": action, "alias": alias, "at": when, "by": by, "why": cut(why, 4000), **more}
-    event_tags = {version.version: event | {"replaced": before.version if before else None}}
+        return
+    when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    event = {"action": action, "alias": alias, "at": when, "by": _user(), "why": cut(why, 4000), **more}
+    event_tags = {version.version: event | {"replaced": before and before.version}}
     if before is not None and alias == "champion":
         event_tags[before.version] = event | {"action": "replaced", "replaced_by": version.version}
     for number, what in event_tags.items():
         mlflow.set_model_version_tag(version.name, number, f"{HISTORY}{when}", json.dumps(what))
     mlflow.set_registered_model_alias(version.name, alias, version.version)
-    return before
 
 
 def ensure_files(name: str, number: str, *, home: Path) -> str:
@@ -172,12 +172,10 @@ def ensure_files(name: str, number: str, *, home: Path) -> str:
             f"{'has changed' if path.is_dir() else 'is gone'}; "
             f"make it again with `ratchet reproduce {name}:{number} --into FOLDER`"
         )
-    metrics, parents = (
-        {tag.removeprefix(kind): value for tag, value in version.tags.items() if tag.startswith(kind)}
-        for kind in ("metric.", "parent.")
-    )
-    numbers, lineage = {k: float(v) for k, v in metrics.items()}, saved_lineage(version, home=home) or {}
-    return register(path, name, lineage=lineage, parents=parents, metrics=numbers, home=home)
+    lineage, tags = saved_lineage(version, home=home) or {}, version.tags
+    metrics = {k.removeprefix("metric."): float(v) for k, v in tags.items() if k.startswith("metric.")}
+    parents = {k.removeprefix("parent."): v for k, v in tags.items() if k.startswith("parent.")}
+    return register(path, name, lineage=lineage, parents=parents, metrics=metrics, home=home)
 
 
 def directory_digest(path: Path) -> str:
@@ -192,10 +190,6 @@ def directory_digest(path: Path) -> str:
     for file in files:
         digest.update(f"{file.relative_to(path).as_posix()} {file_digest(file)}\n".encode())
     return digest.hexdigest()
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def _user() -> str:

@@ -28,9 +28,10 @@ from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.schema import Recipe, Source
 from ratchet.components.stages.fetch import REGISTRY
 from ratchet.components.storage.store import MANIFEST, digest
-from ratchet.tasks.registry.logged_models import LINEAGE, written_beside
+from ratchet.tasks.registry.logged_models import LINEAGE, WRITTEN
 from ratchet.tasks.registry.registry import directory_digest
 from ratchet.tasks.registry.versions import Version, find_version, models
+from ratchet.tasks.tracking.outcome import run_files
 from ratchet.tasks.tracking.server import service, tracking_uri
 
 log = logging.getLogger("ratchet.sources")
@@ -56,22 +57,23 @@ def resolved(recipe: Recipe, profile: Profile, home: Path) -> tuple[Recipe, dict
     return dataclasses.replace(recipe, models={**recipe.models, **pinned}), record
 
 
-def bring(source: str, weights: str | None, folder: Path, home: Path) -> None:
-    """Link the files of a version to `folder`: from the store if unchanged, else from the registry.
+def bring(version: Version, folder: Path, home: Path, weights: str | None = None) -> None:
+    """Link the files of a version to `folder`: from the store if unchanged, else from the registry, where
+    they may be downloaded next to `folder`. `weights`: their digest, by default that of the version.
     `StoreError` if neither has them.
     """
-    version = version_of(source, home)
+    weights = weights or version.tags.get("weights")
     if version.path and Path(version.path).is_dir() and _link(Path(version.path), folder, weights):
         return
-    location = download(version, home, folder.with_name("download"))
+    location = _registered_files(version, home, folder.with_name("download"))
     if not _link(location, folder, weights):
         raise StoreError(
-            f"{source}: expected weights with digest {weights}, got other weights from {location}; the "
-            "registry's copy is damaged"
+            f"registry:{version.name}/{version.version}: expected weights with digest {weights}, got other "
+            f"weights from {location}; the registry's copy is damaged"
         )
 
 
-def download(version: Version, home: Path, folder: Path) -> Path:
+def _registered_files(version: Version, home: Path, folder: Path) -> Path:
     """Directory with a version's files: the registry's own if it is on this machine, else downloaded into
     `folder`. `StoreError` if the registry has none.
     """
@@ -95,31 +97,29 @@ def download(version: Version, home: Path, folder: Path) -> Path:
         return Path(download_artifacts(location, dst_path=str(folder), tracking_uri=tracking_uri(home)))
 
 
-def version_of(source: str, home: Path, where: str = "") -> Version:
-    """The version that a `registry:` address currently means."""
-    match, where = ADDRESS.fullmatch(source), f"{where}: " if where else ""
+def version_of(source: str, where: str, home: Path) -> Version:
+    """The version that a `registry:` address currently means. `SourceError` if there is none."""
+    match = ADDRESS.fullmatch(source)
     if not match:
         raise SourceError(
-            f"{where}{source!r} is not the address of a registered model; expected registry:NAME, "
+            f"{where}: {source!r} is not the address of a registered model; expected registry:NAME, "
             "registry:NAME/VERSION or registry:NAME@ALIAS"
         )
     name, number, alias = match.groups("")
     try:
         version = find_version(name, number, alias or "champion", home=home)
     except RecipeError as error:
-        raise SourceError(f"{where}{source}: {error}") from None
+        raise SourceError(f"{where}: {source}: {error}") from None
     if version is None:
-        known = models(home=home)
-        hint = nearest(name, known) if known else ""
         raise SourceError(
-            f"{where}{source}: no model {name!r} is registered at {tracking_uri(home)}{hint}; a run with a "
-            "`register` section registers one at its end"
+            f"{where}: {source}: no model {name!r} is registered at {tracking_uri(home)}"
+            f"{nearest(name, models(home=home))}; a run with a `register` section registers one at its end"
         )
     return version
 
 
 def _pin(name: str, source: Source, home: Path) -> tuple[str, str | None]:
-    version = version_of(source.source, home, f"models.{name}.source")
+    version = version_of(source.source, f"models.{name}.source", home)
     weights = version.tags.get("weights")
     if source.sha256 not in (None, weights):
         raise SourceError(
@@ -131,27 +131,21 @@ def _pin(name: str, source: Source, home: Path) -> tuple[str, str | None]:
 
 def _begun_with(request: str, recipe: Recipe, home: Path) -> Mapping[str, tuple[str, str | None]]:
     """Versions used by the newest unfinished run of the same recipe."""
-    states = []
-    for file in (home / "runs").glob("*/run.json"):
-        try:
-            state = json.loads(file.read_text())
-        except (OSError, ValueError):
-            continue
+    for file in reversed(run_files(home)):
+        state = json.loads(file.read_text())
         finished = state.get("state") == "finished" and (recipe.register is None or "versions" in state)
         if state.get("registry", {}).get("asked") == request and not finished:
-            states.append((state.get("started", 0.0), file.parent.name, state["registry"]["versions"]))
-    if not states:
-        return {}
-    _, run, versions = max(states)
-    sources = ", ".join(source for source, _ in versions.values())
-    log.warning("run %s is not finished and continues with the same models: %s", run, sources)
-    return {name: (source, weights) for name, (source, weights) in versions.items()}
+            versions = state["registry"]["versions"]
+            sources = ", ".join(source for source, _ in versions.values())
+            log.warning(
+                "run %s is not finished and continues with the same models: %s", state["run"], sources
+            )
+            return versions
+    return {}
 
 
 def _link(place: Path, folder: Path, weights: str | None) -> bool:
-    """Link the files of a model directory (plain, or written by MLflow's transformers flavour) into `folder`;
-    returns whether the digest is `weights`.
-    """
+    """Link the files of a model directory into `folder`; returns whether the digest is `weights`."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for file, name in _model_files(place):
@@ -161,21 +155,24 @@ def _link(place: Path, folder: Path, weights: str | None) -> bool:
 
 
 def _model_files(place: Path) -> list[tuple[Path, str]]:
-    described = place / "MLmodel"
-    flavour = {}
-    if described.is_file():
-        flavour = (yaml.safe_load(described.read_text()).get("flavors") or {}).get("transformers", {})
-    binary, folders = flavour.get("model_binary", "."), [place]
-    if binary != ".":  # logged by MLflow itself: weights and tokenizer in folders of their own
-        folders = [place / binary, *(place / "components" / part for part in flavour.get("components", ()))]
-    files = [
-        (file, str(file.relative_to(folder)))
+    """(file, its path in the model) of a plain directory, or of one written by MLflow's transformers
+    flavour.
+    """
+    folders, left_out = [place], [MANIFEST, "metrics.jsonl", LINEAGE]
+    if (place / "MLmodel").is_file():
+        flavours = yaml.safe_load((place / "MLmodel").read_text()).get("flavors") or {}
+        flavour = flavours.get("transformers", {})
+        if (binary := flavour.get("model_binary", ".")) == ".":
+            left_out += WRITTEN
+        else:
+            folders = [
+                place / binary,
+                *(place / "components" / part for part in flavour.get("components", ())),
+            ]
+            left_out = []
+    return [
+        (file, str(name))
         for folder in folders
         for file in folder.rglob("*")
-        if file.is_file()
+        if file.is_file() and (name := file.relative_to(folder)).parts[0] not in left_out
     ]
-    if binary != ".":
-        return files
-    added = (MANIFEST, "metrics.jsonl", LINEAGE)
-    mlflow = described.is_file()
-    return [(f, name) for f, name in files if name not in added and not (mlflow and written_beside(name))]

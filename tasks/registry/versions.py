@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,12 +41,17 @@ def version_with_alias(versions: Sequence[Version], alias: str = "champion") -> 
     return next((v for v in versions if alias in v.aliases), None)
 
 
-def version_by_number(versions: Sequence[Version], name: str, number: str) -> Version:
-    """The version with that number. `StoreError` if there is none."""
-    known = {v.version: v for v in versions}
-    if number not in known:
-        raise StoreError(f"model {name!r} has no version {number}; it has {', '.join(known) or 'none'}")
-    return known[number]
+def version_by_number(
+    versions: Sequence[Version], name: str, number: str, *, with_files: bool = False
+) -> Version:
+    """The version with that number. `StoreError` if there is none, or none `with_files`."""
+    version = next((v for v in versions if v.version == number), None)
+    if version is None:
+        known = ", ".join(v.version for v in versions) or "none"
+        raise StoreError(f"model {name!r} has no version {number}; it has {known}")
+    if with_files and version.external:
+        raise StoreError(f"{name} version {number} has no files in the registry; they are in {version.path}")
+    return version
 
 
 def find_version(name: str, number: str = "", alias: str = "", *, home: Path) -> Version | None:
@@ -67,14 +71,6 @@ def find_version(name: str, number: str = "", alias: str = "", *, home: Path) ->
         f"{name!r} has no {f'version {number}' if number else f'alias {alias!r}'}; its versions: "
         f"{', '.join(v.version for v in versions)}; its aliases: {aliases}"
     )
-
-
-def version_with_files(versions: Sequence[Version], name: str, number: str) -> Version:
-    """The version with that number, with files. `StoreError` if it does not exist or has none."""
-    version = version_by_number(versions, name, number)
-    if version.external:
-        raise StoreError(f"{name} version {number} has no files in the registry; they are in {version.path}")
-    return version
 
 
 def champion(name: str, *, home: Path) -> Version | None:
@@ -99,15 +95,12 @@ def models(*, home: Path) -> list[str]:
 
 def saved_lineage(version: Version, *, home: Path) -> dict[str, Any] | None:
     """The lineage stored with a version; None for old versions without it."""
-    doing = f"reading the lineage of {version.name} version {version.version}"
-    with service(doing, home) as mlflow, tempfile.TemporaryDirectory() as folder:
+    with service(f"reading the lineage of {version.name} version {version.version}", home) as mlflow:
         if LINEAGE not in [a.path for a in mlflow.list_logged_model_artifacts(version.model_id)]:
             return None
-        from mlflow.artifacts import download_artifacts
+        from mlflow.artifacts import load_dict
 
-        at = mlflow.get_logged_model(version.model_id).artifact_location
-        got = download_artifacts(f"{at}/{LINEAGE}", dst_path=folder, tracking_uri=tracking_uri(home))
-        return json.loads(Path(got).read_text())
+        return load_dict(f"{mlflow.get_logged_model(version.model_id).artifact_location}/{LINEAGE}")
 
 
 def versions_of(mlflow: MlflowClient, name: str) -> list[Version]:

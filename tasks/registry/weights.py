@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.storage.store import read_manifest
-from ratchet.tasks.registry.registry_sources import download
+from ratchet.tasks.registry.registry_sources import bring
 from ratchet.tasks.registry.versions import Version, find_version, models
 from ratchet.tasks.tracking.outcome import run_at
 
@@ -69,9 +69,10 @@ def _files(found: Location, home: Path) -> Path:
     """Directory of a model: in the store, in a local registry, or downloaded."""
     if found.version is None or (found.path / "config.json").is_file():
         return found.path
-    folder = tempfile.mkdtemp(prefix="ratchet-model-")
+    folder = Path(tempfile.mkdtemp(prefix="ratchet-model-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return download(found.version, home, Path(folder))
+    bring(found.version, folder / "model", home)
+    return folder / "model"
 
 
 def _model(path: Path) -> Path:

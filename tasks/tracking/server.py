@@ -24,8 +24,11 @@ DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_UV_AUTO_DETECT": "false",
 }
-"""Defaults for this process: MLflow's own retry for minutes. Variables set by the user take precedence."""
+"""Defaults for this process: MLflow's own retry for minutes, and copy a uv.lock of the working directory into
+models. Variables set by the user take precedence.
+"""
 # MLflow 3.17 opens on runs by the URL alone (TRAINING)
 KIND = {"mlflow.experimentKind": "custom_model_development"}
 TRAINING = "workflowType=machine_learning"  # URL parameter that selects this view

@@ -160,12 +160,7 @@ def test_registry_on_a_server(tmp_path, server, monkeypatch):
     (tmp_path / "one").rename(
         tmp_path / "gone"
     )  # what the version was made of: a recipe's `registry:` takes the server's copy
-    bring(
-        f"registry:{final.name}/{final.version}",
-        final.tags["weights"],
-        tmp_path / "progress" / "registered",
-        tmp_path / "home",
-    )
+    bring(final, tmp_path / "progress" / "registered", tmp_path / "home")
     assert {file.name: file.read_text() for file in (tmp_path / "progress" / "registered").iterdir()} == {
         "config.json": "{}",
         "model.safetensors": "1",
