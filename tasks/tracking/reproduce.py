@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,10 +64,7 @@ def reproduce(made: Mapping[str, Any], into: Path, *, home: Path) -> Iterator[Ou
                 f"the digest of {name} is unknown since its directory was removed; "
                 "use a registered version, which includes its whole lineage"
             )
-        brought = None
-        if stage.does in LOCATED:
-            with tempfile.TemporaryDirectory(prefix=".brought-", dir=into) as beside:
-                brought = bring(pipeline, stage, recorded, _places(stage, recorded, home, Path(beside)))
+        brought = bring(pipeline, stage, recorded, home) if stage.does in LOCATED else None
         files = (read_manifest((brought or pipeline.make(name)).path) or {})["files"]
         found = content(files)
         state = "differs" if found != recorded["content"] else "brought" if brought else "identical"
@@ -81,13 +78,23 @@ def reproduce(made: Mapping[str, Any], into: Path, *, home: Path) -> Iterator[Ou
     pipeline.end("finished")
 
 
-def bring(
-    pipeline: Pipeline, stage: Stage, recorded: Mapping[str, Any], places: Iterable[Path]
-) -> Artifact | None:
-    """Copy the recorded files from the first of `places` that has them, verified; None if none has."""
-    for place in places:
-        if _read(place) != recorded["content"]:
-            continue
+def bring(pipeline: Pipeline, stage: Stage, recorded: Mapping[str, Any], home: Path) -> Artifact | None:
+    """Copy the recorded files, verified, from the nearest place that has them: the store of `home`, data/, or
+    a version in git's history, which DVC downloads. None if none has.
+    """
+    data = f"data/{stage.name}"
+
+    def places(scratch: Path) -> Iterator[Path]:
+        yield from (Store(home).path(stage.name, recorded["key"]), Path(data))
+        for commit in versions(Path(), data):
+            if fetch_version(Path(), data, commit, scratch / commit):
+                yield scratch / commit
+                shutil.rmtree(scratch / commit)
+
+    with tempfile.TemporaryDirectory(prefix=".brought-", dir=pipeline.store.home) as scratch:
+        place = next((p for p in places(Path(scratch)) if _digest(p) == recorded["content"]), None)
+        if place is None:
+            return None
         made_with = {word: recorded[word] for word in ("revision", "packages", "machine") if word in recorded}
         with pipeline.store.working(stage.name, stage.key) as work:
             shutil.copytree(place, work.product, dirs_exist_ok=True)
@@ -95,26 +102,12 @@ def bring(
             return pipeline.store.publish(
                 work, stage.name, stage.key, stage.kind, (), recorded["meta"], made_with
             )
-    return None
 
 
-def _read(place: Path) -> str:
-    """Content digest of a directory from its files (data/ has no manifest); '' if unreadable."""
+def _digest(place: Path) -> str:
+    """Content digest of a directory from its files, since data/ has no manifest."""
     files = [file for file in place.rglob("*") if file.is_file() and file != place / MANIFEST]
-    try:
-        return content({str(file.relative_to(place)): {"sha256": file_digest(file)} for file in files})
-    except OSError:
-        return ""
-
-
-def _places(stage: Stage, recorded: Mapping[str, Any], home: Path, beside: Path) -> Iterator[Path]:
-    """Possible locations of the recorded files, nearest first; downloads are lazy."""
-    data = f"data/{stage.name}"
-    yield from (Store(home).path(stage.name, recorded["key"]), Path(data))
-    for commit in versions(Path(), data):
-        if fetch_version(Path(), data, commit, beside / commit):
-            yield beside / commit
-            shutil.rmtree(beside / commit)
+    return content({str(file.relative_to(place)): {"sha256": file_digest(file)} for file in files})
 
 
 def surroundings(made: Mapping[str, Any]) -> list[str]:
