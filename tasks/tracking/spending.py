@@ -4,37 +4,27 @@ Unknown values are omitted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ratchet.components.recipes.profile import Hardware
 
-if TYPE_CHECKING:
-    from ratchet.tasks.pipeline import Pipeline
 
-
-def spending(pipeline: Pipeline) -> dict[str, float]:
-    """Sums over all finished stages of the run, including reused ones: the cost of the model."""
-    metas = {s.stage.name: s.artifact.meta for s in pipeline.status() if s.artifact is not None}
-    return spent_on(metas, pipeline.profile.hardware)
-
-
-def spent_on(metas: Mapping[str, Mapping[str, Any]], hardware: Hardware) -> dict[str, float]:
-    """`hours`, `cpu_hours`, `peak_gb`, `gpu_gb` (largest peaks of stages), `cost` and `energy_kwh`, to four
-    digits.
+def spent_on(metas: Sequence[Mapping[str, Any]], hardware: Hardware) -> dict[str, float]:
+    """`hours`, `cpu_hours`, `peak_gb`, `gpu_gb` (largest peaks), `cost` and `energy_kwh` of stages with these
+    `metas`, to four digits.
     """
-    hours = sum(meta.get("seconds", 0.0) for meta in metas.values()) / 3600
-    spent = [meta["spent"] for meta in metas.values() if "spent" in meta]
-    found = {"hours": hours}
+    found = {"hours": sum(meta.get("seconds", 0.0) for meta in metas) / 3600}
+    spent = [meta["spent"] for meta in metas if "spent" in meta]
     if spent and len(spent) == len(metas):  # only if known for all stages
         found["cpu_hours"] = sum(s["cpu_seconds"] for s in spent) / 3600
         found["peak_gb"] = max(s["peak_gb"] for s in spent)
         if on_gpu := [s["gpu_gb"] for s in spent if "gpu_gb" in s]:
             found["gpu_gb"] = max(on_gpu)
     if hardware.price_per_hour is not None:
-        found["cost"] = hours * hardware.price_per_hour
+        found["cost"] = found["hours"] * hardware.price_per_hour
     if hardware.watts is not None:
-        found["energy_kwh"] = hours * hardware.watts / 1000
+        found["energy_kwh"] = found["hours"] * hardware.watts / 1000
     return {name: float(f"{value:.4g}") for name, value in found.items()}
 
 

@@ -15,7 +15,7 @@ from ratchet.tasks.machine.system import sampled, samples_of
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.tracking.alerts import AlertWatcher
 from ratchet.tasks.tracking.prefect_page import PrefectPage
-from ratchet.tasks.tracking.spending import spending
+from ratchet.tasks.tracking.spending import spent_on
 from ratchet.tasks.tracking.upload import BackgroundUploader
 
 log = logging.getLogger("ratchet.watchers")
@@ -26,32 +26,29 @@ def watched(pipeline: Pipeline, display: Any = None) -> Iterator[BackgroundUploa
     """Attach the watchers, start the run, and record its result."""
     tracking = BackgroundUploader(pipeline.run.path, pipeline.store.home)
     page = PrefectPage(tracking)
-    pipeline.watchers[:] = [
-        w for w in (display, page, AlertWatcher(pipeline), Asking(pipeline)) if w is not None
-    ]
+    pipeline.watchers[:] = [*([display] if display else []), page, AlertWatcher(pipeline), Asking(pipeline)]
     pipeline.begin()
     tracking.start()
     _notify_page(page.begin, pipeline.run.name)
+    state, found = "finished", dict[str, Any]()
     try:
         with sampled(samples_of(pipeline.run.path)):
             yield tracking
+        metas = [s.artifact.meta for s in pipeline.status() if s.artifact is not None]  # reused ones too
+        found = {"spent": spent_on(metas, pipeline.profile.hardware)}
     except BaseException as error:
-        state = "waiting" if isinstance(error, Pause) else "stopped"
-        if isinstance(error, Exception):
-            state = "failed"
-        reason = None if state == "waiting" else f"{type(error).__name__}: {error}"
-        pipeline.end(state, error=reason, failed_stage=pipeline.failing)
-        if state == "failed":
+        paused = isinstance(error, Pause)
+        state = "waiting" if paused else "failed" if isinstance(error, Exception) else "stopped"
+        found = {
+            "error": None if paused else f"{type(error).__name__}: {error}",
+            "failed_stage": pipeline.failing,
+        }
+        raise
+    finally:
+        pipeline.end(state, **found)
+        if state in ("finished", "failed"):
             _notify_page(page.summary, pipeline)
         tracking.close()
-        raise
-    pipeline.end("finished", spent=spending(pipeline))
-    _notify_page(page.summary, pipeline)
-    if not tracking.close() and display is not None:
-        display.console.print(
-            f"MLflow is not up to date: {tracking.last_error}. "
-            "Nothing is lost; `ratchet sync` uploads the rest."
-        )
 
 
 def _notify_page(method: Callable[..., None], *args: Any) -> None:

@@ -14,10 +14,10 @@ from ratchet.tasks.machine.system import sample, sampled
 from ratchet.tasks.tracking.spending import describe_spending, spent_on
 from ratchet.tasks.tracking.upload import lines
 
-METAS = {
-    "sft": {"seconds": 1800.0, "spent": {"cpu_seconds": 3600.0, "peak_gb": 2.0}},
-    "evaluate": {"seconds": 1800.0, "spent": {"cpu_seconds": 1800.0, "peak_gb": 3.0}},
-}
+METAS = [
+    {"seconds": 1800.0, "spent": {"cpu_seconds": 3600.0, "peak_gb": 2.0}},
+    {"seconds": 1800.0, "spent": {"cpu_seconds": 1800.0, "peak_gb": 3.0}},
+]
 
 
 def test_spending_is_summed_over_stages() -> None:
@@ -44,7 +44,7 @@ def test_unknown_quantities_are_omitted() -> None:
         "cpu_hours",
         "peak_gb",
     }
-    old = {**METAS, "reward": {"seconds": 60.0}}
+    old = [*METAS, {"seconds": 60.0}]
     assert "cpu_hours" not in spent_on(old, Hardware()), "a stage did not count: the sum would be too small"
 
 
