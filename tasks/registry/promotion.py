@@ -86,7 +86,7 @@ def against_champion(
     """
     with service(f"comparing {name} version {number}", home) as mlflow:
         versions = versions_of(mlflow, name)
-        challenger = version_by_number(versions, name, number, with_files=True)
+        challenger = version_by_number(versions, name, number)
         best = version_with_alias(versions)
         if best is None or best.version == number:
             return None
@@ -141,15 +141,14 @@ def promote_by_hand(
     """
     _reason(reason)
     with registry_lock(home), service(f"promoting {name} version {number}", home) as mlflow:
-        known = version_by_number(versions_of(mlflow, name), name, number)
-        if known.external and not force:  # refuse before copying files
-            _refuse(name, number, _objections(known, None))
-        number = ensure_files(name, number, home=home)
         found = against_champion(name, number, home=home)
+        against = _objections(version_by_number(versions_of(mlflow, name), name, number), found)
+        if against and not force:
+            raise ContractError(
+                f"{name} version {number} is not promoted: {'; '.join(against)}. Use --force to overrule"
+            )
+        number = ensure_files(name, number, home=home)
         version = version_by_number(versions_of(mlflow, name), name, number, with_files=True)
-        against = _objections(version, found)
-        if not force:
-            _refuse(name, number, against)
         if ROLLED_BACK in version.tags:
             mlflow.delete_model_version_tag(name, number, ROLLED_BACK)
         more = {"by_hand": True, "overruled": against, **({"comparison": str(found)} if found else {})}
@@ -198,13 +197,6 @@ def _optimised(lineage: Mapping[str, Any], scores: Sequence[str]) -> set[str]:
         return set(learned_scores(recipe)) if recipe.evaluate else set()
     except RecipeError:
         return set(scores) - {"gold"}
-
-
-def _refuse(name: str, number: str, against: list[str]) -> None:
-    if against:
-        raise ContractError(
-            f"{name} version {number} is not promoted: {'; '.join(against)}. Use --force to overrule"
-        )
 
 
 def _objections(version: Version, found: Comparison | None) -> list[str]:

@@ -104,21 +104,16 @@ def saved_lineage(version: Version, *, home: Path) -> dict[str, Any] | None:
 
 
 def versions_of(mlflow: MlflowClient, name: str) -> list[Version]:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        aliases = mlflow.get_registered_model(name).aliases  # alias -> version
-    except MlflowException as error:
-        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-            return []
-        raise
+    """All versions, oldest first; empty for an unknown model."""
+    model = mlflow.search_registered_models(f"name = '{name}'")
+    aliases = model[0].aliases if model else {}  # alias -> version
     found = (
         Version(
             name,
             str(v.version),
             v.model_id or str(v.source).removeprefix("models:/"),
             v.tags.get("external") == "true",
-            tuple(a for a, at in aliases.items() if str(at) == str(v.version)),
+            tuple(alias for alias, at in aliases.items() if str(at) == str(v.version)),
             v.tags.get("path", ""),
             dict(v.tags),
         )
