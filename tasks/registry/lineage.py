@@ -50,21 +50,18 @@ def of_product(path: Path, run: Path | None = None) -> dict[str, Any]:
     stages: dict[str, dict[str, Any]] = {}
     _walk(path, stages)
     run = run or next(runs_with(path), None)
-    recipe = run / "recipe.yaml" if run else None
-    state = json.loads((run / "run.json").read_text()) if run and (run / "run.json").exists() else {}
-    made_with = manifest.get("made_with", {})
+    state = json.loads((run / "run.json").read_text()) if run else {}
+    own = {**state, **manifest["made_with"]}
     return {
         "product": manifest["stage"],
         "recipe": state.get("recipe", ""),
         "run": run.name if run else "",
-        "revision": made_with.get("revision", state.get("revision", "")),
-        "packages": made_with.get("packages", state.get("packages", {})),
-        "resolved": recipe.read_text() if recipe and recipe.exists() else "",
+        "revision": own.get("revision", ""),
+        "packages": own.get("packages", {}),
+        "resolved": (run / "recipe.yaml").read_text() if run else "",
         "stages": stages,
-        **{
-            word: {n: s["content"] for n, s in stages.items() if s.get("kind") in kinds}
-            for word, kinds in {"data": ("data", "groups"), "weights": ("weights",)}.items()
-        },
+        "data": {n: s["content"] for n, s in stages.items() if s.get("kind") in ("data", "groups")},
+        "weights": {n: s["content"] for n, s in stages.items() if s.get("kind") == "weights"},
         "results": _results(run, manifest["key"]) if run else {},
     }
 
@@ -72,11 +69,11 @@ def of_product(path: Path, run: Path | None = None) -> dict[str, Any]:
 def _walk(path: Path, seen: dict[str, dict[str, Any]]) -> None:
     manifest = read_manifest(path)
     assert manifest is not None
-    name, made_with = manifest["stage"], manifest.get("made_with", {})
+    made_with = manifest["made_with"]
     inputs: dict[str, str] = {}
     roles = made_with.get("inputs") or {str(i): "" for i in range(len(manifest["parents"]))}
     for (role, known), key in zip(roles.items(), manifest["parents"], strict=True):
-        parent = next((p for p in path.parent.glob(f"*-{key[:16]}") if (p / "manifest.json").exists()), None)
+        parent = next((p for p in path.parent.glob(f"*-{key[:16]}") if (p / MANIFEST).exists()), None)
         inputs[role] = parent.name.rpartition("-")[0] if parent else known or key[:16]
         if inputs[role] in seen:
             continue
@@ -84,7 +81,7 @@ def _walk(path: Path, seen: dict[str, dict[str, Any]]) -> None:
             seen[inputs[role]] = {"key": key, "missing": True, "inputs": {}}
         else:
             _walk(parent, seen)
-    seen[name] = {
+    seen[manifest["stage"]] = {
         "key": manifest["key"],
         "kind": manifest["kind"],
         "content": content(manifest["files"]),

@@ -44,7 +44,8 @@ def locate(name: str, home: Path) -> dict[str, Location]:
     path = of_run / "stages" / stage if (of_run / "run.json").is_file() else Path(name)
     if path.is_dir():
         path = Path(os.path.abspath(path))
-        return {path.name: Location(path, path.parent.parent if path.parent.name == "stages" else None)}
+        of_run = path.parent.parent
+        return {path.name: Location(path, of_run if (of_run / "run.json").is_file() else None)}
     if path != Path(name):
         made = [p.name for p in path.parent.glob("[!.]*")]
         raise RecipeError(f"run {of_run.name} has no stage {stage!r}{nearest(stage, made)}")

@@ -37,7 +37,8 @@ def differences(first: Path, other: Path) -> Differences:
     results = [read_evaluation(first), read_evaluation(other)]
     scores = []
     for score in dict.fromkeys([*results[0].get("per_prompt", {}), *results[1].get("per_prompt", {})]):
-        one, two = (_mean(r.get("per_prompt", {}).get(score, [])) for r in results)
+        each = [r.get("per_prompt", {}).get(score) for r in results]
+        one, two = (sum(values) / len(values) if values else float("nan") for values in each)
         why_not = why_not_comparable(results[0], results[1], score)
         scores.append((score, one, two, why_not or paired_difference(results[1], results[0], score)))
     return Differences(
@@ -70,20 +71,15 @@ def _stages(first: Path, other: Path, names: list[str]) -> list[tuple[str, str, 
             how = "same artifact"
         else:
             how = "recomputed, equal" if content(a["files"]) == content(b["files"]) else "differs"
-            why = _why(a.get("made_with", {}), b.get("made_with", {}), a["parents"] == b["parents"])
+            why = _why(a, b)
         found.append((name, how, why))
     return found
 
 
-def _why(a: dict[str, Any], b: dict[str, Any], same_inputs: bool) -> str:
+def _why(a: dict[str, Any], b: dict[str, Any]) -> str:
     """Keys differ by options, inputs or source code; if not the first two, it is the third."""
-    if not a or not b:
-        return ""
-    one, two = ({k: v for k, v in made["options"].items() if k != "resolved"} for made in (a, b))
-    options = [name for name in dict.fromkeys([*one, *two]) if one.get(name) != two.get(name)]
-    reasons = [f"options: {', '.join(options)}"] if options else []
-    return "; ".join([*reasons, *([] if same_inputs else ["inputs"])]) or "source code"
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else float("nan")
+    one, two = (manifest["made_with"].get("options", {}) for manifest in (a, b))
+    names = [name for name, *_ in _changes(one, two) if name != "resolved"]
+    reasons = [f"options: {', '.join(names)}"] if names else []
+    reasons += ["inputs"] if a["parents"] != b["parents"] else []
+    return "; ".join(reasons) or "source code"

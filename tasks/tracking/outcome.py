@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -56,10 +56,10 @@ def outcome(run: Path) -> dict[str, Any]:
     run = run.resolve()
     state = json.loads((run / "run.json").read_text())
     verdict = state.get("verdict") or _read(run / "stages" / "evaluate" / "results.json").get("verdict") or {}
-    reasons = list(verdict.get("reasons", []))
+    judged = zip(verdict.get("gates", {}).items(), verdict.get("reasons", []), strict=False)
     gates = [
         {"name": name, "passed": passed, "why": reason.partition(", ")[2]}
-        for (name, passed), reason in zip(verdict.get("gates", {}).items(), reasons, strict=False)
+        for (name, passed), reason in judged
     ]
     alive = RunDirectory(run.parent.parent, run.name).alive()
     failed = state.get("failed_stage")
@@ -82,7 +82,7 @@ def outcome(run: Path) -> dict[str, Any]:
         "registered": state.get("registered") or {},
         "postponed": state.get("postponed"),
         "champion": state.get("champion"),
-        "why_not": _why_not(state, verdict, gates, reasons[len(gates) :]),
+        "why_not": _why_not(state.get("champion"), verdict, gates),
         "spent": state.get("spent") or {},
         "report": str(report.resolve()) if report.exists() else None,
         "drift": _read(run / "drift.json"),
@@ -98,19 +98,13 @@ def _read(file: Path) -> dict[str, Any]:
     return json.loads(file.read_text()) if file.exists() else {}
 
 
-def _why_not(
-    state: Mapping[str, Any],
-    verdict: Mapping[str, Any],
-    gates: Sequence[Mapping[str, Any]],
-    compared: Sequence[str],
-) -> str:
+def _why_not(champion: bool | None, verdict: Mapping[str, Any], gates: Sequence[Mapping[str, Any]]) -> str:
     """Why the final version is not champion; empty if it is, or if nothing was registered."""
-    if state.get("champion") in (True, None) or not verdict:
+    if champion is not False or not verdict:
         return ""
-    failed = [gate["name"] for gate in gates if not gate["passed"]]
-    if failed:
+    if failed := [gate["name"] for gate in gates if not gate["passed"]]:
         return f"{len(failed)} of {len(gates)} gates failed ({', '.join(failed)})"
-    return "; ".join(compared if gates else verdict.get("reasons", [])) or "it was rolled back before"
+    return "; ".join(verdict.get("reasons", [])[len(gates) :]) or "it was rolled back before"
 
 
 def _date(seconds: float | None) -> str | None:
@@ -166,26 +160,20 @@ def lines_of(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     return lines
 
 
-def _not_required(found: Mapping[str, Any]) -> list[str]:
+def _not_required(found: Mapping[str, Any]) -> Iterator[str]:
     """A sentence for each trained reward model that is optimised against and of which no accuracy was
     required, with what was measured.
     """
     from ratchet.components.evaluation.certificate import CHANCE
 
-    certificates = {
-        stage["name"]: stage["meta"]["certificate"]
-        for stage in found["stages"]
-        if stage["name"] in found["not_required"] and "certificate" in stage["meta"]
-    }
-    return [
-        f"{name} is optimised against without a required accuracy; its {_interval(one['accuracy'])} on "
-        f"held-out pairs{'' if one['accuracy']['low'] > CHANCE else ', not shown to be better than chance'}"
-        for name, one in certificates.items()
-    ]
-
-
-def _interval(found: Mapping[str, float]) -> str:
-    return f"accuracy is {found['mean']:.1%} [{found['low']:.1%}, {found['high']:.1%}]"
+    for stage in found["stages"]:
+        if stage["name"] in found["not_required"] and "certificate" in stage["meta"]:
+            one = stage["meta"]["certificate"]["accuracy"]
+            yield (
+                f"{stage['name']} is optimised against without a required accuracy; its accuracy is "
+                f"{one['mean']:.1%} [{one['low']:.1%}, {one['high']:.1%}] on held-out pairs"
+                f"{'' if one['low'] > CHANCE else ', not shown to be better than chance'}"
+            )
 
 
 def markdown(found: Mapping[str, Any], about: str, report: str | None = None) -> str:
