@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 from filelock import FileLock, Timeout
@@ -34,14 +34,10 @@ from ratchet.tasks.tracking.server import (
     tracking_uri,
 )
 
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
 log = logging.getLogger("ratchet.tracking")
 KEY = "ratchet.key"  # tag: identity of a run
 COMPLETE = "ratchet.complete"  # tag: end time up to which a finished run is fully uploaded
-LIMITS = {"params": 100, "tags": 100, "metrics": 1000, "parameter": 6000, "tag": 8000, "digest": 36}
-"""MLflow's limits: entries of a batch, then characters."""
+LIMITS = {"parameter": 6000, "tag": 8000, "digest": 36}  # MLflow's, in characters
 version_of = functools.cache(dvc_md5)  # artifacts are immutable and shared by stages
 
 
@@ -49,7 +45,7 @@ def sync(run_dir: Path, home: Path) -> int:
     """Upload everything that MLflow lacks; returns the number of points. `RecipeError` if it is not a run
     directory, `ServiceError` if the server is unreachable, `BusyError` if another process is uploading.
     """
-    with uploading(run_dir.resolve(), home) as uploader, service(f"sending {run_dir} to MLflow", home):
+    with service(f"sending {run_dir} to MLflow", home), uploading(run_dir.resolve(), home) as uploader:
         return uploader.upload()
 
 
@@ -150,7 +146,8 @@ class Uploader:
     """Incremental uploader of a run."""
 
     def __init__(self, run_dir: Path, home: Path) -> None:
-        self.run_dir, self.home, self.sent, self.experiment = run_dir, home, dict[str, Sent](), ""
+        self.run_dir, self.home, self.mlflow = run_dir, home, client(home)
+        self.sent, self.experiment = dict[str, Sent](), ""
 
     def link(self, artifact: str) -> str | None:
         """Relative link to an artifact of the run in the MLflow UI."""
@@ -159,77 +156,77 @@ class Uploader:
 
     def upload(self) -> int:
         """Upload new data and return the number of points. Raises MLflow's errors if it is unreachable."""
-        runs, mlflow, count = mlflow_runs(self.run_dir, self.link("report.html")), client(self.home), 0
+        runs, count = mlflow_runs(self.run_dir, self.link("report.html")), 0
         ended, end = runs[ROOT].status != "RUNNING", str(runs[ROOT].end)
         try:
-            self.experiment = self.experiment or experiment_id(mlflow, self.home)
-            if ended and self._search(mlflow, ROOT, f" and tags.`{COMPLETE}` = '{end}'"):
+            self.experiment = self.experiment or experiment_id(self.mlflow, self.home)
+            if ended and self._search(ROOT, f" and tags.`{COMPLETE}` = '{end}'"):
                 return 0
             for key, run in runs.items():
                 if key not in self.sent:
-                    self.sent[key] = self._found(mlflow, key, run)
-                count += self._update(mlflow, self.sent[key], run)
+                    self.sent[key] = self._found(key, run)
+                count += self._update(self.sent[key], run)
             if ended:
-                mlflow.set_tag(self.sent[ROOT].id, COMPLETE, end)
+                self.mlflow.set_tag(self.sent[ROOT].id, COMPLETE, end)
         except BaseException:
             self.sent, self.experiment = {}, ""  # the server may have been replaced
             raise
         return count
 
-    def _search(self, mlflow: MlflowClient, key: str, condition: str = "") -> Any:
+    def _search(self, key: str, condition: str = "") -> Any:
         named = f"tags.`{KEY}` = '{self._mark(key)}'"
-        return mlflow.search_runs([self.experiment], named + condition, max_results=1)
+        return self.mlflow.search_runs([self.experiment], named + condition, max_results=1)
 
     def _mark(self, key: str) -> str:
         return f"{self.run_dir}#{key}".replace("'", "")
 
-    def _found(self, mlflow: MlflowClient, key: str, run: MlflowRun) -> Sent:
+    def _found(self, key: str, run: MlflowRun) -> Sent:
         """The MLflow run, created if missing."""
-        if found := self._search(mlflow, key):
-            id, names = found[0].info.run_id, found[0].data.metrics
-            return Sent(id, {(name, m.step) for name in names for m in mlflow.get_metric_history(id, name)})
+        if found := self._search(key):
+            id, history = found[0].info.run_id, self.mlflow.get_metric_history
+            return Sent(id, {(name, m.step) for name in found[0].data.metrics for m in history(id, name)})
         tags = {KEY: self._mark(key), "mlflow.source.name": "ratchet"}
         if run.parent is not None:
             tags["mlflow.parentRunId"] = self.sent[run.parent].id
-        made = mlflow.create_run(self.experiment, int(run.start * 1000), tags, run.name)
+        made = self.mlflow.create_run(self.experiment, int(run.start * 1000), tags, run.name)
         return Sent(made.info.run_id, set())
 
-    def _update(self, mlflow: MlflowClient, sent: Sent, run: MlflowRun) -> int:
+    def _update(self, sent: Sent, run: MlflowRun) -> int:
         """Upload what the MLflow run lacks; it is queried only if more than its files has changed."""
         events = [event for path in run.files for event in _appended(path, sent.sizes)]
         if run == sent.run:
-            return self._points(mlflow, sent, events)
+            return self._points(sent, events)
         from mlflow.data.http_dataset_source import HTTPDatasetSource
         from mlflow.data.meta_dataset import MetaDataset
         from mlflow.entities import DatasetInput, InputTag, Param, RunTag
 
-        there = mlflow.get_run(sent.id)
+        there = self.mlflow.get_run(sent.id)
         if run.status == "RUNNING" != there.info.status:
-            mlflow.update_run(sent.id, status="RUNNING")
+            self.mlflow.update_run(sent.id, status="RUNNING")
         params = {k: redacted(cut(v, LIMITS["parameter"])) for k, v in run.params.items()}
         new = [Param(k, v) for k, v in params.items() if k not in there.data.params]
-        self._batches(mlflow, sent, "params", new)
+        self._send(self.mlflow.log_batch, sent.id, params=new)
         tags = {allowed(k): redacted(cut(v, LIMITS["tag"])) for k, v in run.tags.items()}
         changed = [RunTag(k, v) for k, v in tags.items() if there.data.tags.get(k) != v]
-        self._batches(mlflow, sent, "tags", changed)
+        self._send(self.mlflow.log_batch, sent.id, tags=changed)
         inputs = {one.dataset.name for one in (there.inputs.dataset_inputs if there.inputs else ())}
         for name, (role, path) in run.inputs.items():
             if name not in inputs:
                 source, version = HTTPDatasetSource(f"file:{path}"), version_of(path)[: LIMITS["digest"]]
                 data = MetaDataset(source, name=name, digest=version)._to_mlflow_entity()
                 shown = DatasetInput(data, [InputTag("mlflow.data.context", role)])
-                self._send(mlflow.log_inputs, sent.id, [shown])
-        sizes = {file.path: file.file_size for file in mlflow.list_artifacts(sent.id)}
+                self._send(self.mlflow.log_inputs, sent.id, [shown])
+        sizes = {file.path: file.file_size for file in self.mlflow.list_artifacts(sent.id)}
         for path in run.artifacts:
             if sizes.get(path.name) != path.stat().st_size:
-                self._send(mlflow.log_artifact, sent.id, str(path))
-        count = self._points(mlflow, sent, [*run.points, *events])
+                self._send(self.mlflow.log_artifact, sent.id, str(path))
+        count = self._points(sent, [*run.points, *events])
         if run.status not in ("RUNNING", there.info.status):
-            mlflow.set_terminated(sent.id, run.status, end_time=int(run.end * 1000))
+            self.mlflow.set_terminated(sent.id, run.status, end_time=int(run.end * 1000))
         sent.run = run
         return count
 
-    def _points(self, mlflow: MlflowClient, sent: Sent, events: Sequence[Mapping[str, Any]]) -> int:
+    def _points(self, sent: Sent, events: Sequence[Mapping[str, Any]]) -> int:
         """Upload the numeric metrics of `events`."""
         from mlflow.entities import Metric
 
@@ -239,13 +236,9 @@ class Uploader:
                 at = (allowed(name), int(event.get("step", 0)))
                 if isinstance(value, (int, float)) and at not in sent.points:
                     new.setdefault(at, Metric(at[0], float(value), int(event["time"] * 1000), at[1]))
-        self._batches(mlflow, sent, "metrics", list(new.values()))
+        self._send(self.mlflow.log_batch, sent.id, metrics=list(new.values()))
         sent.points |= new.keys()
         return len(new)
-
-    def _batches(self, mlflow: MlflowClient, sent: Sent, kind: str, entries: list[Any]) -> None:
-        for i in range(0, len(entries), LIMITS[kind]):
-            self._send(mlflow.log_batch, sent.id, **{kind: entries[i : i + LIMITS[kind]]})
 
     def _send(self, call: Any, *args: Any, **kwargs: Any) -> None:
         """Call MLflow; permanently rejected data is logged and skipped."""
@@ -274,4 +267,4 @@ def lines(data: bytes) -> list[dict[str, Any]]:
     for line in data.splitlines():
         with contextlib.suppress(ValueError):
             found.append(json.loads(line))
-    return [one for one in found if isinstance(one, dict)]
+    return found
