@@ -68,7 +68,7 @@ class BackgroundUploader:
 
     def __init__(self, run_dir: Path, home: Path, *, every_seconds: float = 5.0) -> None:
         self.run_dir, self.home, self.every_seconds = run_dir.resolve(), home, every_seconds
-        self.ids: dict[str, str] = {}  # MLflow run ids by our keys
+        self.id: str | None = None  # of the MLflow run, once everything was uploaded
         self.last_error: str | None = None  # why the last upload failed
         self.uploader: Uploader | None = None
         self._failures, self._stop, self._wake = 0, threading.Event(), threading.Event()
@@ -90,20 +90,20 @@ class BackgroundUploader:
             log.warning("MLflow is not up to date: %s. Nothing is lost; %s", self.last_error, rest)
         return self.last_error is None
 
-    def run_id(self, stage: str = ROOT, wait_seconds: float = 0.0) -> str | None:
-        """MLflow's id of a run once uploaded; None after `wait_seconds` or three failures."""
+    def run_id(self, wait_seconds: float = 0.0) -> str | None:
+        """MLflow's id of the run once uploaded; None after `wait_seconds` or three failures."""
         end, enough = time.monotonic() + wait_seconds, self._failures + 3
-        while stage not in self.ids and self._failures < enough and (left := end - time.monotonic()) > 0:
+        while not self.id and self._failures < enough and (left := end - time.monotonic()) > 0:
             self._wake.set()
             time.sleep(min(1.0, left))
-        return self.ids.get(stage)
+        return self.id
 
     def artifact_url(self, artifact: str, wait_seconds: float = 0.0) -> str | None:
         """URL of an artifact in the MLflow UI; None without an HTTP server (the address of `ratchet ui`
         changes) or if the run is not uploaded after `wait_seconds`.
         """
         server = urlsplit(tracking_uri(self.home))
-        if server.scheme not in ("http", "https") or not self.run_id(wait_seconds=wait_seconds):
+        if server.scheme not in ("http", "https") or not self.run_id(wait_seconds):
             return None
         # without a password
         address = f"{server.scheme}://{server.netloc.rpartition('@')[2]}{server.path.rstrip('/')}"
@@ -120,7 +120,8 @@ class BackgroundUploader:
                     if self.uploader is None:
                         self.uploader = stack.enter_context(uploading(self.run_dir, self.home))
                     self.uploader.upload()
-                    self.ids |= {key: sent.id for key, sent in self.uploader.sent.items()}
+                    if root := self.uploader.sent.get(ROOT):
+                        self.id = root.id
                     self.last_error, pause = None, self.every_seconds
                 except Exception as error:  # MLflow errors must not stop the run
                     text = (str(error).splitlines() or [""])[0][:300]

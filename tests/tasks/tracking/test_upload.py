@@ -153,10 +153,8 @@ def test_a_run_whose_server_was_replaced_is_uploaded_again(
 def test_run_is_uploaded_in_the_background(home: Path, pipeline: Pipeline) -> None:
     tracking = BackgroundUploader(pipeline.run.path, home, every_seconds=0.1)
     tracking.start()
-    run_id, end = tracking.run_id(STEP, wait_seconds=600), time.monotonic() + 600
-    while len(losses(home, run_id)) < 5 and time.monotonic() < end:
-        time.sleep(0.2)
-    assert len(losses(home, run_id)) == 5
+    assert tracking.run_id(wait_seconds=600)
+    assert len(losses(home, run_id(home, f"{pipeline.run.path}#{STEP}"))) == 5
     with pytest.raises(BusyError, match="another process"):
         sync(pipeline.run.path, home)
     assert tracking.close(wait_seconds=600)

@@ -120,7 +120,7 @@ def test_report_is_linked_with_an_http_address(
     """
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:secret@mlflow.team/base/")
     tracking = BackgroundUploader(tmp_path / "run", tmp_path)
-    tracking.ids = {"": "r1"}
+    tracking.id = "r1"
     tracking.uploader = SimpleNamespace(
         link=lambda name: f"#/experiments/7/runs/r1/artifacts/{name}?workflowType=machine_learning"
     )
