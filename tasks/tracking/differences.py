@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,12 @@ class Differences:
     first, or why there is none. `metrics`: all other metrics.
     """
 
-    recipe: list[Change] = field(default_factory=list)
-    code: list[Change] = field(default_factory=list)
-    packages: list[Change] = field(default_factory=list)
-    stages: list[tuple[str, str, str]] = field(default_factory=list)
-    scores: list[tuple[str, float, float, dict[str, Any] | str]] = field(default_factory=list)
-    metrics: list[Change] = field(default_factory=list)
+    recipe: list[Change]
+    code: list[Change]
+    packages: list[Change]
+    stages: list[tuple[str, str, str]]
+    scores: list[tuple[str, float, float, dict[str, Any] | str]]
+    metrics: list[Change]
 
 
 def differences(first: Path, other: Path) -> Differences:
@@ -35,6 +35,7 @@ def differences(first: Path, other: Path) -> Differences:
     states = [json.loads((run / "run.json").read_text()) for run in (first, other)]
     recipes = [flatten(yaml.safe_load((run / "recipe.yaml").read_text()) or {}) for run in (first, other)]
     results = [read_evaluation(first), read_evaluation(other)]
+    stages = dict.fromkeys(name for state in states for name in state.get("stages", {}))
     scores = []
     for score in dict.fromkeys([*results[0].get("per_prompt", {}), *results[1].get("per_prompt", {})]):
         each = [r.get("per_prompt", {}).get(score) for r in results]
@@ -45,7 +46,7 @@ def differences(first: Path, other: Path) -> Differences:
         recipe=_changes(*recipes),
         code=_changes(*({"revision": s.get("revision", "")} for s in states)),
         packages=_changes(*(s.get("packages", {}) for s in states)),
-        stages=_stages(first, other, list(dict.fromkeys(n for s in states for n in s.get("stages", {})))),
+        stages=[_stage(first, other, name) for name in stages],
         scores=scores,
         metrics=_changes(*(as_text(r.get("metrics", {})) for r in results)),
     )
@@ -59,21 +60,14 @@ def _changes(first: dict[str, Any], other: dict[str, Any]) -> list[Change]:
     ]
 
 
-def _stages(first: Path, other: Path, names: list[str]) -> list[tuple[str, str, str]]:
-    """Per stage: same artifact, equal content, or different content with the nearest reason."""
-    found = []
-    for name in names:
-        a, b = (read_manifest(run / "stages" / name) for run in (first, other))
-        why = ""
-        if a is None or b is None:
-            how = "in neither" if a is b else "only in the other" if a is None else "only in the first"
-        elif a["key"] == b["key"]:
-            how = "same artifact"
-        else:
-            how = "recomputed, equal" if content(a["files"]) == content(b["files"]) else "differs"
-            why = _why(a, b)
-        found.append((name, how, why))
-    return found
+def _stage(first: Path, other: Path, name: str) -> tuple[str, str, str]:
+    """Same artifact, equal content, or different content with the nearest reason."""
+    a, b = (read_manifest(run / "stages" / name) for run in (first, other))
+    if a is None or b is None:
+        return name, "in neither" if a is b else "only in the other" if a is None else "only in the first", ""
+    if a["key"] == b["key"]:
+        return name, "same artifact", ""
+    return name, "recomputed, equal" if content(a["files"]) == content(b["files"]) else "differs", _why(a, b)
 
 
 def _why(a: dict[str, Any], b: dict[str, Any]) -> str:

@@ -217,7 +217,8 @@ class Uploader:
                 data = MetaDataset(source, name=name, digest=version)._to_mlflow_entity()
                 shown = DatasetInput(data, [InputTag("mlflow.data.context", role)])
                 self._send(self.mlflow.log_inputs, sent.id, [shown])
-        sizes = {file.path: file.file_size for file in self.mlflow.list_artifacts(sent.id)}
+        files = self.mlflow.list_artifacts(sent.id) if run.artifacts else ()
+        sizes = {file.path: file.file_size for file in files}
         for path in run.artifacts:
             if sizes.get(path.name) != path.stat().st_size:
                 self._send(self.mlflow.log_artifact, sent.id, str(path))
