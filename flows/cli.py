@@ -7,6 +7,7 @@ from gc import freeze
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from typer.core import TyperOption
 
 from ratchet.components.errors import BusyError, RatchetError, RecipeError, redacted
@@ -29,12 +30,11 @@ from ratchet.flows.commands.recipes import app as recipes_app
 from ratchet.flows.commands.reproduce import reproduce
 from ratchet.flows.commands.show import print_outcome, runs, show
 from ratchet.flows.commands.stage import stage
+from ratchet.flows.display import open_console, print_facts
 from ratchet.flows.running import Cancelled, environment_error, execute, finished
 from ratchet.tasks.process.locks import IfRunning
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ratchet.tasks.pipeline import Pipeline
 
 app = typer.Typer(
@@ -80,7 +80,6 @@ def run(
     """Run a recipe. Finished stages are skipped, an interrupted stage resumes from its last checkpoint."""
     from ratchet.components.recipes.check_data import check_files
     from ratchet.components.recipes.recipe import inherited_sizes
-    from ratchet.flows.display import open_console
     from ratchet.tasks.pipeline import Pipeline
 
     console, options = open_console(), {"overrides": set, "profile": profile, "limit": limit}
@@ -176,10 +175,10 @@ def _print_result(console: Console, pipeline: Pipeline) -> None:
         print_outcome(
             console, {**outcome(pipeline.run.path), "error": None}, pipeline.profile.hardware.currency
         )
-    console.print(f"run        {pipeline.run.path}", soft_wrap=True)
-    if final and (pipeline.run.path / "stages" / final).exists():
-        console.print(f"model      {pipeline.run.path / 'stages' / final}", soft_wrap=True)
-    console.print("pages      ratchet ui")
+    facts = [("run", str(pipeline.run.path)), ("pages", "ratchet ui")]
+    if final and (model := pipeline.run.path / "stages" / final).exists():
+        facts.insert(1, ("model", str(model)))
+    print_facts(console, facts)
 
 
 if __name__ == "__main__":

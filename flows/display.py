@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
+from rich.text import Text
 
-from ratchet.components.recipes.plan import Stage
-from ratchet.components.types import Artifact
 from ratchet.tasks.tracking.outcome import record_counts, stage_cell, stage_headline
+
+if TYPE_CHECKING:
+    from ratchet.components.recipes.plan import Stage
+    from ratchet.components.types import Artifact
 
 SHOWN = ("loss", "accuracy", "validation", "margin", "tokens_per_second")
 
@@ -39,12 +42,24 @@ def open_console(**options: Any) -> Console:
     return made if made.is_terminal else Log(highlight=False, **options)
 
 
-def table_of(*columns: str, right: Collection[str] = (), **each: Any) -> Table:
-    """An empty table without borders. `right`: right-aligned columns; `each`: options of all columns."""
+def table_of(
+    columns: Iterable[str], rows: Iterable[Iterable[Any]], *, right: Collection[str] = (), **each: Any
+) -> Table:
+    """A table without borders. `right`: right-aligned columns; `each`: options of all columns. The text of a
+    cell is no markup; a cell may be a `Text`.
+    """
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", **each)
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else escape(str(cell)) for cell in row))
     return table
+
+
+def print_facts(console: Console, facts: Iterable[tuple[str, str]]) -> None:
+    """Print (label, text) pairs, one unwrapped line each."""
+    for word, text in facts:
+        console.print(f"{word:<10} {text}", soft_wrap=True, markup=False)
 
 
 class Display:
@@ -52,7 +67,7 @@ class Display:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.rows: list[tuple[str, str, float, str]] = []
+        self.rows: list[tuple[str, str, str, str]] = []
         self.live: Progress | None = None
         self.task: Any = None
         self.last_print = 0.0
@@ -125,7 +140,8 @@ class Display:
 
     def finished(self, stage: Stage, artifact: Artifact, *, reused: bool, seconds: float) -> None:
         self._drop()
-        self.rows.append((stage.title, "kept" if reused else "made", seconds, stage_cell(artifact.meta)))
+        state, took = "kept" if reused else "made", f"{seconds:.0f}" if seconds else ""
+        self.rows.append((stage.title, state, took, stage_cell(artifact.meta)))
         if not reused:
             self.console.print(
                 f"{stage.title}: done in {seconds:.0f} s  {stage_headline(artifact.meta)}",
@@ -136,7 +152,7 @@ class Display:
 
     def failed(self, stage: Stage, error: BaseException) -> None:
         self._drop()
-        self.rows.append((stage.title, "stopped", 0.0, type(error).__name__))
+        self.rows.append((stage.title, "stopped", "", type(error).__name__))
 
     def _drop(self) -> None:
         if self.live and self.task is not None:
@@ -144,10 +160,7 @@ class Display:
         self.task = None
 
     def table(self) -> Table:
-        table = table_of("stage", "", "seconds", "result", right=["seconds"])
-        for name, state, seconds, outcome in self.rows:
-            table.add_row(name, state, f"{seconds:.0f}" if seconds else "", escape(outcome))
-        return table
+        return table_of(("stage", "", "seconds", "result"), self.rows, right=["seconds"])
 
 
 def _note(metrics: Mapping[str, float]) -> str:

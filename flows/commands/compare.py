@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.flows.commands.options import OUT, Home, Json, ProfileOption, Set, print_json
+from ratchet.flows.display import Display, open_console, table_of
 from ratchet.flows.startup import servers, set_environment_defaults
+from ratchet.tasks.tracking.outcome import find_run, run_at, run_files
 
 
 def compare(
@@ -35,8 +37,6 @@ def compare(
     """Compare two runs: differences in recipe, code, packages and stage outputs, and in results with paired
     intervals. Or run recipes with several seeds and compare a metric, with intervals over seeds and prompts.
     """
-    from ratchet.tasks.tracking.outcome import run_at
-
     runs = [name for name in names if run_at(name, home) is not None]
     if not runs:
         _check_known(names, home)
@@ -51,7 +51,6 @@ def _check_known(names: Sequence[str], home: Path) -> None:
     """`RecipeError` for a name that is neither a run nor a recipe, or a recipe that is named twice."""
     from ratchet.components.recipes.recipe import YAML
     from ratchet.components.recipes.recipe import names as shipped
-    from ratchet.tasks.tracking.outcome import run_files
 
     if repeated := [name for name in names if names.count(name) > 1]:
         raise RecipeError(f"{repeated[0]} is named twice, which would count each of its seeds twice")
@@ -65,9 +64,7 @@ def _check_known(names: Sequence[str], home: Path) -> None:
 
 
 def _runs(first: str, other: str, home: Path, as_json: bool) -> None:
-    from ratchet.flows.display import open_console
     from ratchet.tasks.tracking.differences import differences
-    from ratchet.tasks.tracking.outcome import find_run
 
     paths = find_run(first, home), find_run(other, home)
     compared = differences(*paths)
@@ -75,35 +72,29 @@ def _runs(first: str, other: str, home: Path, as_json: bool) -> None:
         return print_json(asdict(compared))
     console = open_console()
     names = [path.resolve().name for path in paths]
-    for title, rows in (("recipe", compared.recipe), ("code", compared.code), ("package", compared.packages)):
-        if rows:
-            console.print(_table([title, *names], rows))
-            console.print()
-        else:
-            console.print(f"{title}: no difference")
-    console.print(_table(["stage", "", "because of"], compared.stages))
-    console.print()
-    if compared.scores:
-        console.print(
-            _table(
-                ["score", *names, "other − first, 95 % interval over prompts"],
-                [
-                    (
-                        score,
-                        f"{a:.4g}",
-                        f"{b:.4g}",
-                        gap
-                        if isinstance(gap, str)
-                        else f"{gap['mean']:+.4g} [{gap['low']:+.4g}, {gap['high']:+.4g}], {gap['n']} "
-                        "prompts",
-                    )
-                    for score, a, b, gap in compared.scores
-                ],
-            )
+    scores = (
+        (
+            score,
+            f"{a:.4g}",
+            f"{b:.4g}",
+            gap
+            if isinstance(gap, str)
+            else f"{gap['mean']:+.4g} [{gap['low']:+.4g}, {gap['high']:+.4g}], {gap['n']} prompts",
         )
-        console.print()
-    if compared.metrics:
-        console.print(_table(["metric", *names], compared.metrics))
+        for score, a, b, gap in compared.scores
+    )
+    for titles, rows in (
+        (("recipe", *names), compared.recipe),
+        (("code", *names), compared.code),
+        (("package", *names), compared.packages),
+        (("stage", "", "because of"), compared.stages),
+        (("score", *names, "other − first, 95 % interval over prompts"), list(scores)),
+        (("metric", *names), compared.metrics),
+    ):
+        if rows:
+            console.print(table_of(titles, rows, overflow="fold"), "")
+        elif titles[0] in ("recipe", "code", "package"):
+            console.print(f"{titles[0]}: no difference")
 
 
 def _recipes(
@@ -118,7 +109,6 @@ def _recipes(
     from ratchet.components.recipes.recipe import load
     from ratchet.flows.compare import compare as run_all
     from ratchet.flows.compare import metric_of
-    from ratchet.flows.display import Display, open_console
 
     # validate all recipes before the first run
     metric = metric_of({name: load(name, overrides=overrides, profile=profile)[0] for name in names}, metric)
@@ -128,28 +118,14 @@ def _recipes(
         comparison = run_all(names, metric, seeds, home, display, overrides=overrides, profile=profile)
     if as_json:
         return print_json(comparison)
-    console.print(
-        _table(
-            [comparison["metric"], "mean", "95 % interval", "by seed"],
-            [
-                (
-                    name,
-                    f"{row['mean']:.3f}",
-                    f"[{row['low']:.3f}, {row['high']:.3f}]",
-                    " ".join(f"{v:.3f}" for v in row.get("by_seed", [])),
-                )
-                for name, row in {**comparison["arms"], **comparison["differences"]}.items()
-            ],
+    rows = (
+        (
+            name,
+            f"{row['mean']:.3f}",
+            f"[{row['low']:.3f}, {row['high']:.3f}]",
+            " ".join(f"{v:.3f}" for v in row.get("by_seed", [])),
         )
+        for name, row in {**comparison["arms"], **comparison["differences"]}.items()
     )
-
-
-def _table(columns: list[str], rows: Any) -> Any:
-    from rich.markup import escape
-
-    from ratchet.flows.display import table_of
-
-    table = table_of(*columns, overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
-    return table
+    titles = (comparison["metric"], "mean", "95 % interval", "by seed")
+    console.print(table_of(titles, rows, overflow="fold"))

@@ -6,17 +6,16 @@ from dataclasses import asdict
 from pathlib import Path
 
 import typer
+from rich.markup import escape
 
 from ratchet.flows.commands.options import OUT, Home, Json, print_json
+from ratchet.flows.display import open_console
 
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def doctor(home: Home = OUT, as_json: Json = False) -> None:
     """Check package versions, servers, disk, GPU and DVC remote. Exit code 1 if a check fails."""
-    from rich.markup import escape
-
-    from ratchet.flows.display import open_console
     from ratchet.tasks.machine.doctor import examine
 
     console, findings = open_console(soft_wrap=True), []

@@ -5,11 +5,12 @@ from __future__ import annotations
 from math import isnan, nan
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
 from ratchet.components.errors import RecipeError
+from ratchet.flows.display import print_facts, table_of
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ratchet.components.estimates.observed import Observed
     from ratchet.tasks.pipeline import Pipeline
 
@@ -30,35 +31,23 @@ def check_fits(pipeline: Pipeline) -> None:
 def print_estimate(console: Console, pipeline: Pipeline) -> None:
     """Print the table and its sums. `RecipeError` after it if the profile has too little memory."""
     from ratchet.components.estimates.capacity import check_capacity, gb
-    from ratchet.flows.display import table_of
     from ratchet.tasks.machine.calibration import costs_of, observed, this_machine
 
     costs, rates, shape = costs_of(pipeline, measured=True)
     hardware = pipeline.profile.hardware
     made = {s.stage.name for s in pipeline.status() if s.state == "done"}
     priced = hardware.price_per_hour is not None
-    numbers = [
-        "memory",
-        "disk",
-        "trained",
-        "scored",
-        "sampled",
-        "time",
-        *([hardware.currency] if priced else ()),
-    ]
-    table = table_of("stage", *numbers, "largest", right=numbers)
+    numbers = ["memory", "disk", "trained", "scored", "sampled", "time"]
+    numbers += [hardware.currency] if priced else []
+    rows = []
     for cost in costs:
         most = max(cost.memory, key=lambda name: (name != "process", cost.memory[name]))
-        table.add_row(
-            cost.stage.name,
-            gb(cost.bytes),
-            gb(cost.disk) if cost.disk else "",
-            *(_tokens(v) for v in (cost.learn, cost.score, cost.sample)),
-            "done" if cost.stage.name in made else _time(cost.seconds),
-            *([_amount(hardware, nan if cost.stage.name in made else cost.seconds)] if priced else ()),
-            f"{most} {gb(cost.memory[most])}" if cost.tokens != 0.0 else "",
-        )
-    console.print(table)
+        row = [cost.stage.name, gb(cost.bytes), gb(cost.disk) if cost.disk else ""]
+        row += [_tokens(v) for v in (cost.learn, cost.score, cost.sample)]
+        row.append("done" if cost.stage.name in made else _time(cost.seconds))
+        row += [_amount(hardware, nan if cost.stage.name in made else cost.seconds)] if priced else []
+        rows.append([*row, f"{most} {gb(cost.memory[most])}" if cost.tokens != 0.0 else ""])
+    console.print(table_of(("stage", *numbers, "largest"), rows, right=numbers))
     todo = [cost for cost in costs if cost.stage.name not in made]
     unknown = [cost.stage.name for cost in todo if isnan(cost.seconds)]
     timed = sum(cost.seconds for cost in todo if not isnan(cost.seconds))
@@ -77,8 +66,7 @@ def print_estimate(console: Console, pipeline: Pipeline) -> None:
         "answers": _answers(observed(pipeline)),
         "rates": _rates(rates, hardware),
     }
-    for word, text in lines.items():
-        console.print(f"{word:<10} {text}", soft_wrap=True)
+    print_facts(console, lines.items())
     check_capacity(pipeline.profile, costs, this_machine(pipeline.store.home))
 
 

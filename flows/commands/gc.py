@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.filesize import decimal
 
 from ratchet.components.errors import RecipeError
 from ratchet.flows.commands.options import OUT, Home
+from ratchet.flows.display import open_console, table_of
 
 
 def gc(
@@ -28,9 +30,6 @@ def gc(
     yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it, only list.")] = False,
 ) -> None:
     """List, or with --yes delete, stage outputs that no registered version, running or recent run needs."""
-    from rich.filesize import decimal
-
-    from ratchet.flows.display import open_console, table_of
     from ratchet.tasks.data.retention import Policy, survey, sweep
 
     if not keep_days >= 0:  # nan too
@@ -41,17 +40,13 @@ def gc(
         )
     policy = Policy(keep_days, keep_last, best, metric or "")
     collected = (sweep if yes else survey)(home, policy)
-    console, title = open_console(), "removed" if yes else "would go"
-    table = table_of(title, "what", "made", "frees", right=["frees"], no_wrap=True)
-    for entry in sorted(collected.go, key=lambda e: -e.size):
-        table.add_row(
-            str(entry.path.relative_to(home.resolve())),
-            entry.what,
-            entry.made[:16].replace("T", " "),
-            decimal(entry.size),
-        )
+    console, titles = open_console(), ("removed" if yes else "would go", "what", "made", "frees")
+    rows = (
+        (e.path.relative_to(home.resolve()), e.what, e.made[:16].replace("T", " "), decimal(e.size))
+        for e in sorted(collected.go, key=lambda e: -e.size)
+    )
     if collected.go:
-        console.print(table)
+        console.print(table_of(titles, rows, right=["frees"], no_wrap=True))
     for reason, count in collected.stay.most_common():
         console.print(f"stays: {count} products, {decimal(collected.stay_bytes[reason])}, {reason}")
     console.print(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from ratchet.flows.commands.options import OUT, Home
+from ratchet.flows.display import open_console
 
 
 def join(home: Home = OUT) -> None:
@@ -14,7 +15,6 @@ def join(home: Home = OUT) -> None:
     All nodes need the home under the same path, the same code, and a trusted network. Start it on every node
     but the one that runs.
     """
-    from ratchet.flows.display import open_console
     from ratchet.tasks.process.joining import join as take_part
     from ratchet.tasks.process.orphans import reap_children_on_exit
 

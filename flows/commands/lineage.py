@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.tree import Tree
 
 from ratchet.flows.commands.options import OUT, Home, Json, Model, print_json
-
-if TYPE_CHECKING:
-    from rich.tree import Tree
+from ratchet.flows.display import open_console, print_facts
+from ratchet.tasks.tracking.outcome import stage_headline
+from ratchet.tasks.tracking.results import as_text
 
 
 def lineage(
@@ -23,7 +28,6 @@ def lineage(
     """Show the provenance of a checkpoint: data digests, recipe, code, packages, parent models, metrics; and
     draw it in lineage/<stage>.svg of the run.
     """
-    from ratchet.flows.display import open_console
     from ratchet.tasks.registry.lineage import resolve
     from ratchet.tasks.registry.versions import events
 
@@ -36,78 +40,46 @@ def lineage(
     title = f"{version.name} version {version.version}" if version else made["product"]
     aliases = f" ({', '.join(version.aliases)})" if version and version.aliases else ""
     console.print(f"[bold]{title}[/bold]{aliases}")
-    for word, text in facts(made):
-        console.print(
-            fill(f"{word:<10} {text}", 120, subsequent_indent=" " * 11, break_long_words=False), markup=False
-        )
+    print_facts(console, facts(made))
     if version:
         if "verdict" in version.tags:
-            console.print(
-                f"{'verdict':<10} {version.tags['verdict']}: {version.tags['verdict.why']}", markup=False
-            )
+            print_facts(console, [("verdict", f"{version.tags['verdict']}: {version.tags['verdict.why']}")])
         for event in events(version):
-            console.print(
-                f"{'history':<10} {event['at'][:16]} {event['action']} ({event['alias']}) by "
-                f"{event['by']}: {event['why']}",
-                markup=False,
-            )
+            happened = f"{event['at'][:16]} {event['action']} ({event['alias']}) by {event['by']}: "
+            print_facts(console, [("history", happened + event["why"])])
     console.print(tree(made), soft_wrap=False)
-    folder = (
-        home / "runs" / made["run"] if made["run"] and (home / "runs" / made["run"]).is_dir() else Path(".")
-    )
-    file = folder / "lineage" / f"{made['product']}.svg"
-    console.print(f"picture    {draw(made, file, title)}")
-
-
-def draw(made: Mapping[str, Any], path: Path, title: str) -> Path:
-    """Write the tree to an SVG file."""
-    from rich.console import Console
-
-    console = Console(record=True, file=StringIO(), width=140)
-    console.print(tree(made))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    console.save_svg(
-        str(path), title=f"{title}: recipe {made['recipe']}, run {made['run']}, code {made['revision'][:12]}"
-    )
-    return path
+    run = home / "runs" / made["run"] if made["run"] else home
+    picture = (run if run.is_dir() else Path(".")) / "lineage" / f"{made['product']}.svg"
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    drawing = Console(record=True, file=StringIO(), width=140)
+    drawing.print(tree(made))
+    title += f": recipe {made['recipe']}, run {made['run']}, code {made['revision'][:12]}"
+    drawing.save_svg(str(picture), title=title)
+    print_facts(console, [("picture", str(picture))])
 
 
 def facts(made: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(label, text) of the output as a whole: recipe, run, code, packages, machine, results."""
-    from ratchet.tasks.tracking.results import as_text
-
+    """(label, folded text) of the output as a whole: recipe, run, code, packages, machine, results."""
     own, metrics = made["stages"][made["product"]], as_text(made.get("results", {}).get("metrics", {}))
-    packages = ", ".join(f"{name} {version}" for name, version in made["packages"].items())
-    others = sorted(
-        {
-            s["revision"][:12]
-            for s in made["stages"].values()
-            if s.get("revision") and s["revision"] != made["revision"]
-        }
-    )
-    return [
-        (word, text)
-        for word, text in [
-            ("recipe", made["recipe"]),
-            ("run", made["run"]),
-            ("made", own["made"]),
-            ("content", own["content"]),
-            ("code", made["revision"] + (f"; ancestors also by {', '.join(others)}" if others else "")),
-            ("packages", packages),
-            ("machine", own.get("machine", "")),
-            ("results", ", ".join(f"{name} {text}" for name, text in list(metrics.items())[:8])),
-        ]
-        if text
-    ]
+    revisions = {stage.get("revision") or made["revision"] for stage in made["stages"].values()}
+    others = sorted(one[:12] for one in revisions - {made["revision"]})
+    found = {
+        "recipe": made["recipe"],
+        "run": made["run"],
+        "made": own["made"],
+        "content": own["content"],
+        "code": made["revision"] + (f"; ancestors also by {', '.join(others)}" if others else ""),
+        "packages": ", ".join(f"{name} {version}" for name, version in made["packages"].items()),
+        "machine": own.get("machine", ""),
+        "results": ", ".join(f"{name} {text}" for name, text in list(metrics.items())[:8]),
+    }
+    indent = " " * 11
+    folded = partial(fill, width=120, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
+    return [(word, folded(text).strip()) for word, text in found.items() if text]
 
 
 def tree(made: Mapping[str, Any]) -> Tree:
     """The output with its inputs below it; a repeated node is shown in full only once."""
-    from rich.markup import escape
-    from rich.tree import Tree
-
-    from ratchet.tasks.tracking.outcome import stage_headline
-
     seen: set[str] = set()
 
     def grow(name: str, roles: list[str], into: Any) -> Tree:

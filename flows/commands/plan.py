@@ -6,14 +6,14 @@ from math import isnan
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from ratchet.flows.commands.estimate import check_fits, print_estimate
 from ratchet.flows.commands.options import OUT, Home, Json, Limit, ProfileOption, RecipeName, Set, print_json
+from ratchet.flows.display import open_console, table_of
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from ratchet.components.recipes.profile import Profile
     from ratchet.components.recipes.schema import Recipe
     from ratchet.tasks.pipeline import Pipeline
@@ -34,7 +34,6 @@ def plan(
 ) -> None:
     """Show what `run` would do, stage by stage. Fails if the profile has too little memory."""
     from ratchet.components.recipes.check_warnings import not_required_accuracy
-    from ratchet.flows.display import open_console
     from ratchet.tasks.pipeline import Pipeline
 
     pipeline = Pipeline.open(recipe, home=home, overrides=set, profile=profile, limit=limit)
@@ -83,21 +82,16 @@ def _as_json(pipeline: Pipeline, estimate: bool) -> dict[str, Any]:
 
 def print_plan(console: Console, pipeline: Pipeline, *, full: bool = False) -> None:
     """Print batch sizes and counts, with `full` the stages too, and how many stages are finished."""
-    from ratchet.flows.display import table_of
-
     console.print(sizes(pipeline.recipe, pipeline.profile))
     statuses = pipeline.status()
     done = sum(s.state == "done" for s in statuses)
     if full:
-        table = table_of("stage", "would", "key", "from")
-        for s in statuses:
-            table.add_row(
-                s.stage.name,
-                WOULD[s.state],
-                s.stage.key[:12],
-                ", ".join(dict.fromkeys(s.stage.inputs.values())),
-            )
-        console.print(table)
+        rows = (
+            (one.name, WOULD[s.state], one.key[:12], ", ".join(dict.fromkeys(one.inputs.values())))
+            for s in statuses
+            if (one := s.stage)
+        )
+        console.print(table_of(("stage", "would", "key", "from"), rows))
     console.print(
         f"Run {pipeline.run.name}: {done} of {len(statuses)} stages are finished, {len(statuses) - done} "
         "to do."
@@ -106,12 +100,7 @@ def print_plan(console: Console, pipeline: Pipeline, *, full: bool = False) -> N
 
 def sizes(recipe: Recipe, profile: Profile) -> Table:
     """The table of `quantities`."""
-    from ratchet.flows.display import table_of
-
-    table = table_of("quantity", "value", right=["value"])
-    for name, value in quantities(recipe, profile).items():
-        table.add_row(name, str(value))
-    return table
+    return table_of(("quantity", "value"), quantities(recipe, profile).items(), right=["value"])
 
 
 def quantities(recipe: Recipe, profile: Profile) -> dict[str, Any]:

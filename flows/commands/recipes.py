@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from ratchet.flows.commands.options import OUT, Home, Json, Limit, ProfileOption, RecipeName, Set, print_json
 from ratchet.flows.commands.plan import sizes
+from ratchet.flows.display import open_console, table_of
 
 app = typer.Typer(help="List, explain and check recipes and what they name.", no_args_is_help=True)
 
@@ -20,7 +22,6 @@ def list_recipes(as_json: Json = False) -> None:
     from ratchet.components.recipes.recipe import written
     from ratchet.flows.catalogue import families, family
     from ratchet.flows.claim_records import read
-    from ratchet.flows.display import open_console, table_of
 
     recipes, stored = written(), read()
 
@@ -42,12 +43,11 @@ def list_recipes(as_json: Json = False) -> None:
                 for name, loaded in recipes.items()
             ]
         )
-    table = table_of("recipe", "paper", "claim", "about")
+    rows: list[tuple[Any, ...]] = []
     for title, members in families(recipes).items():
-        table.add_row(f"[bold]{title}[/]", end_section=False)
-        for name in members:
-            table.add_row(f"  {name}", recipes[name].paper, verdict(name), recipes[name].about)
-    open_console().print(table)
+        rows.append((Text(title, "bold"),))
+        rows += ((f"  {one}", recipes[one].paper, verdict(one), recipes[one].about) for one in members)
+    open_console().print(table_of(("recipe", "paper", "claim", "about"), rows))
 
 
 @app.command()
@@ -68,7 +68,6 @@ def explain(
     from ratchet.components.recipes.recipe import dump, load
     from ratchet.flows.catalogue import details, summary
     from ratchet.flows.claim_records import read
-    from ratchet.flows.display import open_console
 
     loaded, chosen = load(recipe, overrides=set, profile=profile)
     if as_json:
@@ -146,17 +145,18 @@ def pieces(
     one line each, with their options and defaults.
     """
     from ratchet.components.piece import SLOTS
-    from ratchet.flows.display import open_console, table_of
     from ratchet.flows.piece_catalogue import NAMED_IN, headline, lines_of, pieces_of
 
     if slot is None:
         if as_json:
             return print_json({name: list(pieces_of(name)) for name in SLOTS})
-        table = table_of("slot", "folders", "pieces", "named in", right=("pieces",))
-        for name, folders in SLOTS.items():
-            table.add_row(name, ", ".join(folders), str(len(pieces_of(name))), NAMED_IN[name])
-        open_console().print(table)
-        return None
+        rows = (
+            (name, ", ".join(folders), len(pieces_of(name)), NAMED_IN[name])
+            for name, folders in SLOTS.items()
+        )
+        return open_console().print(
+            table_of(("slot", "folders", "pieces", "named in"), rows, right=("pieces",))
+        )
     if as_json:
         return print_json(
             {

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from ratchet.flows.commands.options import OUT, Home, Model
+from ratchet.flows.display import open_console
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ratchet.tasks.tracking.reproduce import Outcome
 
 
@@ -23,7 +23,6 @@ def reproduce(
     into: Annotated[Path | None, typer.Option(help="Empty directory to replay in, kept afterwards.")] = None,
 ) -> None:
     """Train a checkpoint again in a fresh home and compare bit for bit. Exit code 1 if it differs."""
-    from ratchet.flows.display import open_console
     from ratchet.tasks.registry.lineage import resolve
     from ratchet.tasks.tracking.reproduce import reproduce as replay
     from ratchet.tasks.tracking.reproduce import surroundings

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from ratchet.flows.commands.options import OUT, Home, Json, print_json
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from ratchet.flows.display import open_console, print_facts, table_of
+from ratchet.tasks.tracking.outcome import find_run, lines_of, outcome, run_files, short_result, stage_cell
 
 LISTED = ("run", "recipe", "state", "started", "ended", "registered", "champion", "path")
 """Keys of a run in `ratchet runs --json`."""
@@ -23,10 +22,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show a run: stages, metrics, gates, registered versions; the error and log of a failed run."""
-    from rich.markup import escape
-
-    from ratchet.flows.display import open_console, table_of
-    from ratchet.tasks.tracking.outcome import find_run, outcome, stage_cell
+    import yaml
 
     folder = find_run(run, home)
     summary = outcome(folder)
@@ -37,26 +33,20 @@ def show(
         f"[bold]{summary['run']}[/bold]  recipe {summary['recipe']}  {summary['state']}  "
         f"{_when(summary['started'])}  code {summary['revision'][:12]}"
     )
-    table = table_of("stage", "key", "seconds", "result")
-    for stage in summary["stages"]:
-        table.add_row(
-            stage["name"],
-            stage["key"][:12],
-            *(
-                [f"{stage['meta'].get('seconds', '')}", escape(stage_cell(stage["meta"]))]
-                if stage["made"]
-                else ["", "not made"]
-            ),
-        )
-    console.print(table)
-    print_outcome(console, summary, _currency(folder / "recipe.yaml"))
+    rows = (
+        (one["name"], one["key"][:12], one["meta"].get("seconds", ""), stage_cell(one["meta"]))
+        if one["made"]
+        else (one["name"], one["key"][:12], "", "not made")
+        for one in summary["stages"]
+    )
+    console.print(table_of(("stage", "key", "seconds", "result"), rows))
+    resolved = folder / "recipe.yaml"
+    profile = (yaml.safe_load(resolved.read_text()).get("profile") or {}) if resolved.exists() else {}
+    print_outcome(console, summary, profile.get("hardware", {}).get("currency", ""))
 
 
 def runs(home: Home = OUT, as_json: Json = False) -> None:
     """List all runs, newest first: recipe, state, start, gates."""
-    from ratchet.flows.display import open_console, table_of
-    from ratchet.tasks.tracking.outcome import outcome, run_files, short_result
-
     summaries = [outcome(file.parent) for file in reversed(run_files(home))]
     if as_json:
         return print_json(
@@ -64,21 +54,15 @@ def runs(home: Home = OUT, as_json: Json = False) -> None:
         )
     if not summaries:
         return typer.echo(f"there is no run under {home / 'runs'} yet; `ratchet run instruct` makes one")
-    table = table_of("run", "recipe", "state", "started", "verdict")
-    for summary in summaries:
-        table.add_row(
-            summary["run"],
-            summary["recipe"],
-            summary["state"],
-            _when(summary["started"]),
-            short_result(summary),
-        )
-    open_console().print(table)
+    rows = (
+        (one["run"], one["recipe"], one["state"], _when(one["started"]), short_result(one))
+        for one in summaries
+    )
+    open_console().print(table_of(("run", "recipe", "state", "started", "verdict"), rows))
 
 
 def print_outcome(console: Console, summary: Mapping[str, Any], currency: str = "") -> None:
     """Print error, gates, versions, champion, cost, drift and paths, one line each."""
-    from ratchet.tasks.tracking.outcome import lines_of
     from ratchet.tasks.tracking.spending import describe_spending
 
     drift = [
@@ -91,19 +75,8 @@ def print_outcome(console: Console, summary: Mapping[str, Any], currency: str = 
     ]
     spent = [("spent", describe_spending(summary["spent"], currency))] if summary["spent"] else []
     report = [("report", summary["report"])] if summary["report"] else []
-    for word, text in [*lines_of(summary), *spent, *drift, *report]:
-        console.print(f"{word:<10} {text}", soft_wrap=True, markup=False)
+    print_facts(console, [*lines_of(summary), *spent, *drift, *report])
 
 
 def _when(started: str | None) -> str:
     return started[:16].replace("T", " ") if started else ""
-
-
-def _currency(resolved: Path) -> str:
-    import yaml
-
-    return (
-        (yaml.safe_load(resolved.read_text()).get("profile") or {}).get("hardware", {}).get("currency", "")
-        if resolved.exists()
-        else ""
-    )
