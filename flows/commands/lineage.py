@@ -48,8 +48,9 @@ def lineage(
             happened = f"{event['at'][:16]} {event['action']} ({event['alias']}) by {event['by']}: "
             print_facts(console, [("history", happened + event["why"])])
     console.print(tree(made), soft_wrap=False)
-    run = home / "runs" / made["run"] if made["run"] else home
-    picture = (run if run.is_dir() else Path(".")) / "lineage" / f"{made['product']}.svg"
+    kept = made["run"] and (home / "runs" / made["run"]).is_dir()
+    folder = home / "runs" / made["run"] if kept else Path(".")
+    picture = folder / "lineage" / f"{made['product']}.svg"
     picture.parent.mkdir(parents=True, exist_ok=True)
     drawing = Console(record=True, file=StringIO(), width=140)
     drawing.print(tree(made))
