@@ -6,20 +6,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate, WorkPoolUpdate
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags, FlowFilter, FlowFilterName
+from prefect.client.schemas.objects import ConcurrencyOptions
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.utilities.callables import parameter_schema
+from prefect.utilities.templating import PlaceholderType, find_placeholders
+
 from ratchet.components.errors import RecipeError
 from ratchet.flows.alerts import alert_change, or_none
-from ratchet.flows.deployment_settings import entrypoint, pool_settings, prefect_schedule, readable
-from ratchet.flows.deployments import Deployment, Plan, WorkPool, stage_deployment
+from ratchet.flows.deployments import Deployment, Place, Plan, WorkPool, stage_deployment
+from ratchet.flows.one_stage import one_stage
+from ratchet.flows.post_training import post_training
 from ratchet.tasks.process.locks import REGISTRY
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
 OURS = "ratchet"  # tag of the deployments managed by this file
-FLOW, STAGE_FLOW = "post_training", "one_stage"
 MAKE_SECRET = (
     'python -c "from getpass import getpass; from prefect.blocks.system import Secret; '
     "Secret(value=getpass()).save('{}')\""
@@ -34,7 +42,7 @@ class Change:
     name: str
     what: Literal["create", "update", "keep", "remove"]
     differs: Sequence[str] = ()  # "schedules: [...] -> [...]"
-    carry_out: Callable[[], Any] | None = None
+    carry_out: Callable[[], object] | None = None
 
 
 def changes(
@@ -49,74 +57,59 @@ def changes(
     run would refer to a block that is missing on the server.
     """
     _check_blocks(plan, templates, client)
-    all_changes = [_pool(name, pool, templates[name], client) for name, pool in plan.work_pools.items()]
-    all_changes += [_slots(name, limit, client) for name, limit in {**plan.slots, REGISTRY: 1}.items()]
+    found = [_pool(name, pool, templates[name], client) for name, pool in plan.work_pools.items()]
+    for name, limit in {**plan.slots, REGISTRY: 1}.items():
+        before = _attributes(or_none(client.read_global_concurrency_limit_by_name, name), ["limit"])
+        set_limit = partial(client.upsert_global_concurrency_limit_by_name, name, limit)
+        found.append(_change("slots", name, before, {"limit": limit}, set_limit))
     for deployment in plan.deployments:
-        all_changes += [
-            _stage(deployment, does, plan.work_pools[place.name].type, client, workspace)
-            for does, place in deployment.stages.items()
-        ]
-        all_changes.append(
-            _deployment(deployment, plan.work_pools[deployment.work_pool.name].type, client, workspace)
-        )
-    all_changes += [alert_change(name, alert, client, _change) for name, alert in plan.alerts.items()]
-    for managed in _managed_deployments(client):
-        if managed.name not in plan.names:
-            all_changes.append(
-                Change(
-                    "deployment", managed.name, "remove", (), lambda i=managed.id: client.delete_deployment(i)
-                )
-            )
-    return all_changes
+        found += [_stage(deployment, does, plan, client, workspace) for does in deployment.stages]
+        found.append(_deployment(deployment, plan, client, workspace))
+    found += [_change("alert", name, *alert_change(name, one, client)) for name, one in plan.alerts.items()]
+    managed = client.read_deployments(
+        flow_filter=FlowFilter(name=FlowFilterName(any_=[post_training.name, one_stage.name])),
+        deployment_filter=DeploymentFilter(tags=DeploymentFilterTags(all_=[OURS])),
+    )
+    return found + [
+        Change("deployment", one.name, "remove", (), partial(client.delete_deployment, one.id))
+        for one in managed
+        if one.name not in plan.names
+    ]
 
 
 def _check_blocks(plan: Plan, templates: Mapping[str, Any], client: SyncPrefectClient) -> None:
     """`RecipeError` for a missing block, which Prefect resolves only when a run starts, and crashes."""
-    for place in (
-        place
-        for deployment in plan.deployments
-        for place in (deployment.work_pool, *deployment.stages.values())
-    ):
+    places = [place for one in plan.deployments for place in (one.work_pool, *one.stages.values())]
+    for place in places:
         for slug, name in sorted(_blocks(templates[place.name], place.job_variables)):
-            if (
-                not name or or_none(client.read_block_document_by_name, name, slug, False) is None
-            ):  # False: without its secrets
-                raise RecipeError(
-                    f"runs in work pool {place.name!r} refer to the {slug} block {name!r}, which does not "
-                    "exist on the Prefect server; "
-                    "make it with: "
-                    f"{MAKE_SECRET.format(name) if slug == 'secret' else f'prefect block create {slug}'}"
-                )
+            # False: without its secrets
+            if name and or_none(client.read_block_document_by_name, name, slug, False) is not None:
+                continue
+            make = MAKE_SECRET.format(name) if slug == "secret" else f"prefect block create {slug}"
+            raise RecipeError(
+                f"runs in work pool {place.name!r} refer to the {slug} block {name!r}, which does not exist "
+                f"on the Prefect server; make it with: {make}"
+            )
 
 
 def _blocks(template: Mapping[str, Any], job_variables: Mapping[str, Any]) -> set[tuple[str, str]]:
-    """(type, name) of a run's blocks: the template's defaults, overridden by the job variables `given`."""
-    from prefect.utilities.templating import PlaceholderType, find_placeholders
-
-    defaults = {
-        key: one["default"] for key, one in template["variables"]["properties"].items() if "default" in one
-    }
-    dotted = {
-        key.removeprefix("env."): value for key, value in job_variables.items() if key.startswith("env.")
-    }
-    merged = (
-        part for part in (defaults.get("env"), dotted, job_variables.get("env")) if isinstance(part, Mapping)
-    )  # later mappings override earlier ones
-    env = {key: value for part in merged for key, value in part.items()}
-    placeholders = find_placeholders(
-        [template["job_configuration"], {**defaults, **job_variables, "env": env}]
-    )
-    parts = [
-        (*placeholder.name.split("."), "")
-        for placeholder in placeholders
-        if placeholder.type is PlaceholderType.BLOCK_DOCUMENT
-    ]  # prefect.blocks.TYPE.NAME[.KEY]
-    return {(slug, name) for _, _, slug, name, *_ in parts}
+    """(type, name) of a run's blocks: those of the template's defaults, overridden by the job variables."""
+    properties = template["variables"]["properties"]
+    defaults = {key: one["default"] for key, one in properties.items() if "default" in one}
+    dotted = {key[4:]: value for key, value in job_variables.items() if key.startswith("env.")}
+    env = dict[str, Any]()
+    for part in (defaults.get("env"), dotted, job_variables.get("env")):  # the later override the earlier
+        env |= part if isinstance(part, Mapping) else {}
+    values = {**defaults, **job_variables, "env": env}
+    names = [
+        (*one.name.split("."), "")  # prefect.blocks.TYPE.NAME[.KEY]
+        for one in find_placeholders([template["job_configuration"], values])
+        if one.type is PlaceholderType.BLOCK_DOCUMENT
+    ]
+    return {(slug, name) for _, _, slug, name, *_ in names}
 
 
 def _pool(name: str, pool: WorkPool, template: Mapping[str, Any], client: SyncPrefectClient) -> Change:
-    from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
-
     wanted = {
         "description": pool.description,
         "base_job_template": template,
@@ -128,50 +121,31 @@ def _pool(name: str, pool: WorkPool, template: Mapping[str, Any], client: SyncPr
             f"work pool {name!r} is of type {known.type} on the server, {pool.type} in the file; give it "
             "another name"
         )
-    return _change(
-        "work pool",
-        name,
-        _attributes(known, wanted),
-        wanted,
-        lambda: (
-            client.create_work_pool(WorkPoolCreate(name=name, type=pool.type, **wanted))
-            if known is None
-            else client.update_work_pool(name, WorkPoolUpdate(**wanted))
-        ),
+    carry_out = (
+        partial(client.create_work_pool, WorkPoolCreate(name=name, type=pool.type, **wanted))
+        if known is None
+        else partial(client.update_work_pool, name, WorkPoolUpdate(**wanted))
     )
-
-
-def _slots(name: str, limit: int, client: SyncPrefectClient) -> Change:
-    known = or_none(client.read_global_concurrency_limit_by_name, name)
-    return _change(
-        "slots",
-        name,
-        _attributes(known, ["limit"]),
-        {"limit": limit},
-        lambda: client.upsert_global_concurrency_limit_by_name(name, limit),
-    )
+    return _change("work pool", name, _attributes(known, wanted), wanted, carry_out)
 
 
 def _stage(
-    deployment: Deployment, does: str, pool: str, client: SyncPrefectClient, workspace: Path
+    deployment: Deployment, does: str, plan: Plan, client: SyncPrefectClient, workspace: Path
 ) -> Change:
     """The deployment for remote stages of one kind; no concurrency limit besides the pool's."""
-    from ratchet.flows.one_stage import one_stage
-
     place = deployment.stages[does]
     wanted = {
         "description": f"Stages of {deployment.name} that do `{does}`.",
         "tags": [OURS],
         "parameters": {"home": place.home, "gpus": place.gpus},
-        **entrypoint(one_stage, STAGE_FLOW),
-        **pool_settings(place, pool, place.gpus, workspace),
+        **_settings(one_stage, place, place.gpus, plan, workspace),
     }
-    return _of_flow(STAGE_FLOW, stage_deployment(deployment, does), wanted, client)
+    return _of_flow(one_stage, stage_deployment(deployment, does), wanted, client)
 
 
-def _deployment(deployment: Deployment, pool: str, client: SyncPrefectClient, workspace: Path) -> Change:
-    from ratchet.flows.post_training import post_training
-
+def _deployment(deployment: Deployment, plan: Plan, client: SyncPrefectClient, workspace: Path) -> Change:
+    """The deployment of a recipe. It makes one run at a time."""
+    remote = {does: f"{one_stage.name}/{stage_deployment(deployment, does)}" for does in deployment.stages}
     wanted = {
         "description": deployment.description,
         "tags": sorted({OURS, *deployment.tags}),
@@ -184,22 +158,44 @@ def _deployment(deployment: Deployment, pool: str, client: SyncPrefectClient, wo
             "if_running": deployment.if_running,
             "gpus": deployment.gpus,
             "artifacts": deployment.artifacts,
-            "remote_stages": {
-                does: f"{STAGE_FLOW}/{stage_deployment(deployment, does)}" for does in deployment.stages
-            },
+            "remote_stages": remote,
         },
-        **entrypoint(post_training, FLOW),
-        **pool_settings(deployment.work_pool, pool, deployment.gpus, workspace),
+        **_settings(post_training, deployment.work_pool, deployment.gpus, plan, workspace),
     }
     if deployment.paused is not None:
         wanted["paused"] = deployment.paused
-    schedules = [prefect_schedule(schedule) for schedule in deployment.schedules]
+    schedules = [
+        DeploymentScheduleCreate(
+            active=one.active, schedule=CronSchedule(cron=one.cron, timezone=one.timezone)
+        )
+        for one in deployment.schedules
+    ]
     strategy = {"wait": "ENQUEUE", "refuse": "CANCEL_NEW"}[deployment.if_running]
-    return _of_flow(FLOW, deployment.name, wanted, client, schedules, strategy)
+    return _of_flow(post_training, deployment.name, wanted, client, schedules, strategy)
+
+
+def _settings(flow: Any, place: Place, gpus: int, plan: Plan, workspace: Path) -> dict[str, Any]:
+    """Entry point, work pool, queue and job variables of a deployment. Process workers see all GPUs of their
+    machine. Docker's `count: 1` would give every container the first GPU, so containers get all and each
+    stage locks its own (`tasks/process/locks.py`). Kubernetes assigns them exclusively.
+    """
+    of_pool: dict[str, Any] = {
+        "process": {"working_dir": str(workspace)},
+        "docker": {"device_requests": [{"count": -1, "capabilities": [["gpu"]]}]} if gpus else {},
+        "kubernetes": {"gpus": gpus} if gpus else {},
+    }
+    return {
+        "entrypoint": f"ratchet.flows.{flow.name}.{flow.name}",
+        "parameter_openapi_schema": parameter_schema(flow).model_dump_for_openapi(),
+        "enforce_parameter_schema": True,
+        "work_pool_name": place.name,
+        "work_queue_name": place.work_queue_name or "default",
+        "job_variables": {**of_pool[plan.work_pools[place.name].type], **place.job_variables},
+    }
 
 
 def _of_flow(
-    flow: str,
+    flow: Any,
     name: str,
     wanted: Mapping[str, Any],
     client: SyncPrefectClient,
@@ -209,31 +205,31 @@ def _of_flow(
     """The change of a flow's deployment. With `if_running`, a collision strategy, it has `schedules` and
     makes one run at a time.
     """
-    from prefect.client.schemas.objects import ConcurrencyOptions
-
-    known = or_none(client.read_deployment_by_name, f"{flow}/{name}")
+    known = or_none(client.read_deployment_by_name, f"{flow.name}/{name}")
     before, after, options = _attributes(known, wanted), dict(wanted), {}
     if if_running:
-        after |= {"schedules": readable(schedules), "if_running": if_running}
-        options = {
-            "schedules": schedules,
-            "concurrency_limit": 1,
-            "concurrency_options": ConcurrencyOptions(collision_strategy=if_running),
-        }
+        after |= {"schedules": _readable(schedules), "if_running": if_running}
+        collisions = ConcurrencyOptions(collision_strategy=if_running)
+        options = {"schedules": schedules, "concurrency_limit": 1, "concurrency_options": collisions}
     if if_running and before is not None:
         limit, chosen = known.global_concurrency_limit, known.concurrency_options
-        before["schedules"] = readable(known.schedules)
-        before["if_running"] = (
-            chosen.collision_strategy.value if limit and limit.limit == 1 and chosen else None
-        )
-    return _change(
-        "deployment",
-        name,
-        before,
-        after,
-        lambda: client.create_deployment(
-            flow_id=client.create_flow_from_name(flow), name=name, **wanted, **options
-        ),
+        one_at_a_time = limit and limit.limit == 1 and chosen
+        before["schedules"] = _readable(known.schedules)
+        before["if_running"] = chosen.collision_strategy.value if one_at_a_time else None
+
+    def carry_out() -> object:
+        flow_id = client.create_flow_from_name(flow.name)
+        return client.create_deployment(flow_id=flow_id, name=name, **wanted, **options)
+
+    return _change("deployment", name, before, after, carry_out)
+
+
+def _readable(schedules: Sequence[Any]) -> list[str]:
+    """Schedules as readable text, sorted. One that a person added on Prefect's page may have no cron."""
+    return sorted(
+        f"{getattr(one.schedule, 'cron', one.schedule)} {one.schedule.timezone}"
+        f"{'' if one.active else ' (off)'}"
+        for one in schedules
     )
 
 
@@ -249,7 +245,7 @@ def _change(
     name: str,
     before: Mapping[str, Any] | None,
     after: Mapping[str, Any],
-    carry_out: Callable[[], Any],
+    carry_out: Callable[[], object],
 ) -> Change:
     if before is None:
         return Change(kind, name, "create", (), carry_out)
@@ -261,17 +257,3 @@ def _change(
         if before[key] != after[key]
     ]
     return Change(kind, name, "update" if differs else "keep", differs, carry_out if differs else None)
-
-
-def _managed_deployments(client: SyncPrefectClient) -> list[Any]:
-    from prefect.client.schemas.filters import (
-        DeploymentFilter,
-        DeploymentFilterTags,
-        FlowFilter,
-        FlowFilterName,
-    )
-
-    return client.read_deployments(
-        flow_filter=FlowFilter(name=FlowFilterName(any_=[FLOW, STAGE_FLOW])),
-        deployment_filter=DeploymentFilter(tags=DeploymentFilterTags(all_=[OURS])),
-    )

@@ -11,7 +11,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+from zoneinfo import available_timezones
 
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.recipes.conform import conform, record
@@ -20,13 +21,12 @@ from ratchet.components.recipes.ranges import Bool, Count, Natural
 from ratchet.components.recipes.recipe import load
 from ratchet.components.recipes.yaml_files import read_yaml
 from ratchet.components.stages import WAITING
-from ratchet.flows.alerts import Alert
-from ratchet.flows.alerts import check as check_alert
 from ratchet.flows.commands.options import Until
 from ratchet.tasks.process.locks import REGISTRY, IfRunning
 from ratchet.tasks.remote.exchange import check as check_address
 
 SCHEMA = 1
+When = Literal["failed", "late", "drift", "health", "cancelled", "labels"]
 
 
 @record
@@ -96,6 +96,14 @@ class Deployment:
 
 
 @record
+class Alert:
+    """A webhook and the events that call it. `url_from`: environment variable with its address."""
+
+    url_from: str
+    on: Sequence[When] = ("failed", "drift", "health")
+
+
+@record
 class Plan:
     """The whole file. `slots`: global concurrency limits, for example the number of GPUs that all runs
     together may hold.
@@ -142,7 +150,15 @@ def read(path: Path) -> tuple[Plan, dict[str, Any]]:
             except RecipeError as error:
                 raise RecipeError(f"deployment {deployment.name!r}: {error}") from error
         for name, alert in plan.alerts.items():
-            check_alert(name, alert)
+            if "://" in alert.url_from:
+                raise RecipeError(
+                    f"alerts.{name}.url_from: the address of a webhook is a secret; name the environment "
+                    "variable that holds it"
+                )
+            if not alert.on:
+                raise RecipeError(
+                    f"alerts.{name}.on: no events; expected some of {', '.join(get_args(When))}"
+                )
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from error
     return plan, templates
@@ -209,14 +225,11 @@ def _check_schedule(schedule: Schedule, where: str) -> None:
     try:
         CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
     except ValidationError as error:
-        if error.errors()[0]["loc"] == ("timezone",):
-            from zoneinfo import available_timezones
-
+        (key,) = error.errors()[0]["loc"]
+        hint = "; expected five fields, such as 0 2 * * *"
+        if key == "timezone":
             hint = nearest(schedule.timezone, available_timezones()).partition("; known")[0]  # of hundreds
-            raise RecipeError(f"{where}: timezone {schedule.timezone!r} is not valid{hint}") from None
-        raise RecipeError(
-            f"{where}: cron {schedule.cron!r} is not valid; expected five fields, such as 0 2 * * *"
-        ) from None
+        raise RecipeError(f"{where}: {key} {getattr(schedule, str(key))!r} is not valid{hint}") from None
 
 
 def _template(folder: Path, name: str, pool: WorkPool) -> dict[str, Any]:

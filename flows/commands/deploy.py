@@ -24,7 +24,6 @@ def deploy(
     ] = False,
 ) -> None:
     """Create or update work pools, GPU slots, schedules and alerts of a Prefect server (PREFECT_API_URL)."""
-    from ratchet.flows.changes import changes
     from ratchet.flows.deployments import read
 
     plan, templates = read(file)
@@ -32,6 +31,8 @@ def deploy(
     from prefect.client.orchestration import get_client
     from prefect.exceptions import PrefectHTTPStatusError
     from prefect.settings import PREFECT_API_URL
+
+    from ratchet.flows.changes import changes
 
     address = PREFECT_API_URL.value()
     if not address:

@@ -19,8 +19,8 @@ import pytest
 import yaml
 
 from ratchet.components.errors import RecipeError
-from ratchet.flows.alerts import TEXT, Alert, alert_change
-from ratchet.flows.deployments import read
+from ratchet.flows.alerts import TEXT, alert_change
+from ratchet.flows.deployments import Alert, read
 from ratchet.flows.ui import free_port, wait_for
 from ratchet.tasks.data.drift import EVENT
 
@@ -64,7 +64,7 @@ def test_missing_webhook_address_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("RATCHET_ALERT_URL", raising=False)
     client = SimpleNamespace(read_block_document_by_name=missing, read_automations_by_name=lambda _: [])
     with pytest.raises(RecipeError, match="RATCHET_ALERT_URL"):
-        alert_change("people", Alert("RATCHET_ALERT_URL"), client, lambda *what: what)
+        alert_change("people", Alert("RATCHET_ALERT_URL"), client)
 
 
 @pytest.mark.parametrize(
