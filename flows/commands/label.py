@@ -6,16 +6,20 @@ import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ratchet.components.errors import RecipeError, ServiceError, nearest
+from ratchet.components.labels.forget import forget as delete_labels
+from ratchet.components.labels.labels import read_labels
+from ratchet.components.labels.queue import Queue
+from ratchet.components.labels.queue_files import close_queue
+from ratchet.components.labels.settings import Settings
 from ratchet.flows.commands.label_files import take_labels, write_labels, write_report
 from ratchet.flows.commands.options import OUT, Home
-
-if TYPE_CHECKING:
-    from ratchet.components.labels.queue import Queue
+from ratchet.tasks.labels.tokens import FILE, checked, digests, issue, revoke, uses_tokens
+from ratchet.tasks.tracking.outcome import find_run, outcome, run_at
 
 OVERLAP = 0.2
 """Share of the pairs that two annotators judge, where there are two."""
@@ -111,31 +115,17 @@ def label(
         return take_labels(Path(source), take)
     folder = _queue_folder(source, home, stage)
     if close:
-        from ratchet.components.labels.labels import read_labels
-        from ratchet.components.labels.queue_files import close_queue
-
-        if not (folder / "items.jsonl").exists():
-            raise RecipeError(
-                f"{folder}: no labelling queue to close; `ratchet label` without --close makes one"
-            )
-        if not read_labels(folder):
-            raise RecipeError(f"{folder}: no label yet, without which a run cannot go on; not closed")
-        typer.echo(f"{folder}: closed with {len(close_queue(folder))} labels")
-        _resume(folder)
-        return None
+        return _close(folder)
     if report is not None:
         return write_report(folder, report)
     if export is not None:
-        return _export(folder, export) if layout == "pairs" else write_labels(folder, export, layout)
+        return write_labels(folder, export, layout)
     if forget is not None:
         return _forget(folder, forget, home)
-    from ratchet.components.labels.settings import Settings
     from ratchet.tasks.labels.accounts import checked_server
     from ratchet.tasks.labels.fill import fill
     from ratchet.tasks.labels.server import is_loopback
-    from ratchet.tasks.labels.tokens import FILE, checked, digests, uses_tokens
     from ratchet.tasks.labels.waiting import reopen_without_labels
-    from ratchet.tasks.tracking.outcome import find_run
     from ratchet.tasks.tracking.server import tracking_uri
 
     server = checked_server(tracking_uri(home)) if team else ""
@@ -172,8 +162,6 @@ def _queue_folder(source: str, home: Path, stage: str | None) -> Path:
     """The folder itself if it has a queue, else that of the run's queue, which may not exist yet."""
     if (Path(source) / "items.jsonl").is_file():
         return Path(source)
-    from ratchet.tasks.tracking.outcome import find_run, run_at
-
     if Path(source).is_dir() and run_at(source, home) is None:
         raise RecipeError(
             f"{source}: neither a labelling queue (items.jsonl expected) nor a run (run.json expected); name "
@@ -188,7 +176,6 @@ def _queue_folder(source: str, home: Path, stage: str | None) -> Path:
 def _waiting(run: Path) -> Path | None:
     """The queue of a run that waits for labels; None if it does not."""
     from ratchet.tasks.labels.waiting import queue_of
-    from ratchet.tasks.tracking.outcome import outcome
 
     open_stages = [one for one in outcome(run)["stages"] if not one["made"]]
     folders = (queue_of(run.resolve().parent.parent, one["name"], one["key"]) for one in open_stages)
@@ -200,10 +187,8 @@ def _serve(folder: Path, host: str, port: int, names: Sequence[str], team: str) 
     new links, which replace their old ones, once the page is served; accounts of the MLflow server `team` may
     sign in.
     """
-    from ratchet.components.labels.queue import Queue
     from ratchet.tasks.labels.run_page import link_shown
     from ratchet.tasks.labels.server import links, make_app, serving
-    from ratchet.tasks.labels.tokens import issue
 
     with Queue(folder) as queue, serving(make_app(queue, host=host, team=team), host, port) as base:
         tokens, progress = issue(folder, names), queue.progress()
@@ -241,27 +226,24 @@ def _resume(folder: Path) -> bool:
     return False
 
 
-def _export(folder: Path, file: Path) -> None:
-    from ratchet.components.labels.datasets import export
-    from ratchet.components.labels.labels import read_items, read_labels
-
-    counts = export(read_items(folder), read_labels(folder), file)
-    typer.echo(f"{file}: " + ", ".join(f"{count} {name}" for name, count in sorted(counts.items())))
-    typer.echo(f"a recipe reads it with `data: {{source: 'path:{file}'}}`")
+def _close(folder: Path) -> None:
+    if not (folder / "items.jsonl").exists():
+        raise RecipeError(f"{folder}: no labelling queue to close; `ratchet label` without --close makes one")
+    if not read_labels(folder):
+        raise RecipeError(f"{folder}: no label yet, without which a run cannot go on; not closed")
+    typer.echo(f"{folder}: closed with {len(close_queue(folder))} labels")
+    _resume(folder)
 
 
 def _forget(folder: Path, name: str, home: Path) -> None:
-    from ratchet.components.labels.forget import forget
-    from ratchet.components.labels.labels import read_labels
     from ratchet.tasks.labels.readers import readers
-    from ratchet.tasks.labels.tokens import checked, digests, revoke
 
     reading_runs = readers(home, name)
     if not (folder / "items.jsonl").exists():
         typer.echo(f"there is no queue {folder}; nothing to delete there")
     else:
         known = {*digests(folder), *(label.annotator for label in read_labels(folder))}
-        deleted = forget(folder, checked(name))
+        deleted = delete_labels(folder, checked(name))
         revoke(folder, name)
         if name not in known and not reading_runs:
             raise RecipeError(f"{folder}: no labels by an annotator {name!r}{nearest(name, known)}")

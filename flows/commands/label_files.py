@@ -7,14 +7,16 @@ from pathlib import Path
 import typer
 
 from ratchet.components.errors import RecipeError
+from ratchet.components.labels.labels import LABELS, append_durably, item_of, read_items, read_labels
+from ratchet.components.labels.queue import Queue
+from ratchet.components.labels.settings import make_queue
+from ratchet.components.storage.store import write_atomic
 
 
 def write_report(folder: Path, file: Path) -> None:
     """Write the report as `file`: HTML, or JSON by the ending .json."""
-    from ratchet.components.labels.labels import read_items, read_labels
     from ratchet.components.labels.quality import measure
     from ratchet.components.labels.report import findings, headline, report, report_json
-    from ratchet.components.storage.store import write_atomic
 
     if file.suffix not in (".html", ".json"):
         raise RecipeError(f"--report {file}: expected a file name that ends with .html or .json")
@@ -26,13 +28,19 @@ def write_report(folder: Path, file: Path) -> None:
 
 
 def write_labels(folder: Path, file: Path, layout: str) -> None:
-    """Write items and labels as `file` in a layout of `ratchet.components.labels.exchange`."""
+    """Write preference pairs as `file`, or items and labels in a layout of
+    `ratchet.components.labels.exchange`.
+    """
+    from ratchet.components.labels.datasets import export
     from ratchet.components.labels.exchange import LAYOUTS, export_labels
-    from ratchet.components.labels.labels import read_items, read_labels
 
-    if layout not in LAYOUTS:
+    if layout not in ("pairs", *LAYOUTS):
         raise RecipeError(f"--layout {layout}: expected pairs or one of {', '.join(LAYOUTS)}")
     items, labels = read_items(folder), read_labels(folder)
+    if layout == "pairs":
+        counts = sorted(export(items, labels, file).items())
+        typer.echo(f"{file}: " + ", ".join(f"{count} {name}" for name, count in counts))
+        return typer.echo(f"a recipe reads it with `data: {{source: 'path:{file}'}}`")
     export_labels(file, items, labels, layout)  # pyright: ignore[reportArgumentType]
     typer.echo(f"{file}: {len(labels)} labels on {len(items)} items, layout {layout}")
 
@@ -43,9 +51,6 @@ def take_labels(folder: Path, file: Path) -> None:
     does not fit its item, or an item's id is that of another comparison in the queue.
     """
     from ratchet.components.labels.exchange import import_labels
-    from ratchet.components.labels.labels import LABELS, append_durably, item_of, read_labels
-    from ratchet.components.labels.queue import Queue
-    from ratchet.components.labels.settings import make_queue
 
     items, labels = import_labels(file)
     known_items = {item.id: item for item in items}
