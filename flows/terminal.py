@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import termios
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.segment import Segment
+
+VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
+VISIBLE |= dict.fromkeys(range(127, 160), 0x2421)
+"""Control character -> visible symbol, such as ␛."""
 
 
 class Tail:
@@ -19,21 +23,14 @@ class Tail:
         self.whole = whole
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.segment import Segment
-
         for line in console.render_lines(self.whole, options, pad=False)[-(console.height - 1) :]:
             yield from line
             yield Segment.line()
 
 
 def printable(text: str) -> str:
-    """The text with control characters replaced by visible symbols (␛), since a model's answer must not
-    control the terminal.
-    """
-    return "".join(
-        chr(0x2400 + ord(c)) if ord(c) < 32 and c not in "\n\t" else "\u2421" if 127 <= ord(c) < 160 else c
-        for c in text
-    )
+    """The text with visible control characters, since a model's answer must not control the terminal."""
+    return text.translate(VISIBLE)
 
 
 @contextlib.contextmanager
@@ -41,28 +38,14 @@ def stoppable() -> Iterator[Callable[[], bool]]:
     """While active, Ctrl-C sets a flag instead of raising KeyboardInterrupt, and typed keys are not echoed.
     Yields a function that tells whether Ctrl-C was pressed.
     """
-    pressed = []
-    before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+    pressed, before = [], termios.tcgetattr(sys.stdin) if sys.stdin.isatty() else None
+    handler = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
     try:
-        with _no_echo():
-            yield lambda: bool(pressed)
+        if before:
+            silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
+        yield lambda: bool(pressed)
     finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@contextlib.contextmanager
-def _no_echo() -> Iterator[None]:
-    if not sys.stdin.isatty():
-        yield
-        return
-    import termios
-
-    terminal = sys.stdin.fileno()
-    before = termios.tcgetattr(terminal)
-    silent = list(before)
-    silent[3] &= ~termios.ECHO
-    termios.tcsetattr(terminal, termios.TCSADRAIN, silent)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+        if before:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        signal.signal(signal.SIGINT, handler)

@@ -6,21 +6,22 @@ import contextlib
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from ratchet.components.errors import RatchetError, RecipeError, nearest
 from ratchet.flows.commands.options import OUT, Home
+from ratchet.flows.display import open_console
 from ratchet.flows.terminal import Tail, printable, stoppable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     from ratchet.components.inference.conversation import Answer, Conversation, Settings
 
 COLUMN, REFRESHES = 38, 20
@@ -63,44 +64,30 @@ class Chat:
         streams = {title: model.answer(question, self.settings, seed) for title, model in self.models.items()}
         with stoppable() as stopped:
             for titles in [list(answers)] if together else [[title] for title in answers]:
-                with self._screen(lambda titles=titles: self._layout(titles, answers)):
+                live = Live(
+                    console=self.console,
+                    get_renderable=lambda titles=titles: Tail(self._layout(titles, answers)),
+                    refresh_per_second=REFRESHES,
+                    transient=True,
+                )
+                with live if self.console.is_terminal else contextlib.nullcontext():
                     while (waiting := [one for one in titles if not answers[one].stop]) and not stopped():
                         for title in waiting:
                             answers[title] = next(streams[title])
                     for title in waiting:
                         streams[title].close()  # pyright: ignore[reportAttributeAccessIssue]
                         answers[title].stop = "stopped"
+                self.console.print(self._layout(titles, answers))
+                if self.console.is_terminal or len(self.models) > 1:
+                    self.console.print()
                 if stopped():
                     break
         for answer in answers.values():
             answer.stop = answer.stop or "stopped"  # stopped before its first token
         return answers
 
-    @contextlib.contextmanager
-    def _screen(self, layout: Callable[[], Any]) -> Iterator[None]:
-        """Redraws the layout on a terminal (its last lines if it is too tall); prints the final one at the
-        end.
-        """
-        from rich.live import Live
-
-        if self.console.is_terminal:
-            with Live(
-                console=self.console,
-                get_renderable=lambda: Tail(layout()),
-                refresh_per_second=REFRESHES,
-                transient=True,
-            ):
-                yield
-        else:
-            yield
-        self.console.print(layout())
-        if self.console.is_terminal or len(self.models) > 1:
-            self.console.print()
-
-    def _layout(self, titles: Sequence[str], answers: Mapping[str, Answer]) -> Any:
+    def _layout(self, titles: Sequence[str], answers: Mapping[str, Answer]) -> Table:
         """One column per model: title (if several), answer, stop reason."""
-        from rich.table import Table
-
         table = Table.grid(padding=(0, 3, 0, 0), expand=self.console.is_terminal)
         for _ in titles:
             table.add_column(ratio=1, overflow="fold")
@@ -110,15 +97,10 @@ class Chat:
         return table
 
     def _title(self, title: str) -> Text:
-        from rich.text import Text
-
         return Text(printable(title), style=f"bold {COLOURS[list(self.models).index(title) % len(COLOURS)]}")
 
     def banner(self, paths: Mapping[str, Path]) -> Table:
         """Title and directory of every model."""
-        from rich.table import Table
-        from rich.text import Text
-
         table = Table.grid(padding=(0, 2, 0, 0))
         for title, path in paths.items():
             table.add_row(self._title(title), Text(printable(str(path)), style="dim", overflow="fold"))
@@ -151,8 +133,6 @@ class Chat:
 
     def converse(self) -> None:
         """Read questions and commands until the end of input."""
-        from rich.text import Text
-
         typed = sys.stdin.isatty()
         while True:
             try:
@@ -171,18 +151,13 @@ class Chat:
                 self.console.print(Text(printable(f"error: {error}"), style="red"))
 
 
-def _cell(answer: Answer) -> Any:
-    from rich.text import Text
-
+def _cell(answer: Answer) -> Text:
     text = printable(answer.text.strip()) or ("(empty)" if answer.stop == "end" else "")
-    note = (
-        Text(printable(f"({answer.note})"), style="red" if answer.error else "dim italic")
-        if answer.note
-        else Text()
-    )
-    return Text("\n" if text and answer.note else "").join(
-        [Text(text, style="" if answer.text.strip() else "dim"), note]
-    )
+    cell = Text(text, style="" if answer.text.strip() else "dim")
+    if answer.note:
+        note = Text(printable(f"({answer.note})"), style="red" if answer.error else "dim italic")
+        cell = Text("\n" if text else "").join([cell, note])
+    return cell
 
 
 def _number(name: str, text: str) -> float | int:
@@ -232,16 +207,14 @@ def chat(
     paths = titled(models, home)
     from ratchet.tasks.process.launch import environment
 
-    for variable, value in {
+    defaults = {
         "TOKENIZERS_PARALLELISM": "false",
         **environment(),
-    }.items():  # read by torch and tokenizers at import
-        os.environ.setdefault(variable, value)
-    from rich.text import Text
+    }  # which torch and tokenizers read at import
+    os.environ.update({name: value for name, value in defaults.items() if name not in os.environ})
     from transformers.utils import logging
 
     from ratchet.components.inference.conversation import Conversation, Settings
-    from ratchet.flows.display import open_console
 
     logging.disable_progress_bar()
     console = open_console()
