@@ -207,11 +207,8 @@ def chat(
     paths = titled(models, home)
     from ratchet.tasks.process.launch import environment
 
-    defaults = {
-        "TOKENIZERS_PARALLELISM": "false",
-        **environment(),
-    }  # which torch and tokenizers read at import
-    os.environ.update({name: value for name, value in defaults.items() if name not in os.environ})
+    # read by torch and tokenizers at import; what is set already stays
+    os.environ |= {"TOKENIZERS_PARALLELISM": "false", **environment(), **os.environ}
     from transformers.utils import logging
 
     from ratchet.components.inference.conversation import Conversation, Settings
