@@ -87,20 +87,17 @@ class Run:
         """
         import pandas as pd
 
-        stages = outcome(self.path)["stages"]
-        return pd.DataFrame(
-            [
-                {
-                    "stage": stage["name"],
-                    "made": stage["made"],
-                    "seconds": stage["meta"].get("seconds", float("nan")),
-                    "result": stage_cell(stage["meta"]),
-                    "path": self.stage(stage["name"]) if stage["made"] else None,
-                }
-                for stage in stages
-            ],
-            columns=["stage", "made", "seconds", "result", "path"],
-        )
+        rows = [
+            (
+                stage["name"],
+                stage["made"],
+                stage["meta"].get("seconds", float("nan")),
+                stage_cell(stage["meta"]),
+                self.stage(stage["name"]) if stage["made"] else None,
+            )
+            for stage in outcome(self.path)["stages"]
+        ]
+        return pd.DataFrame(rows, columns=["stage", "made", "seconds", "result", "path"])
 
     def metrics(self, stage: str | None = None) -> pd.DataFrame:
         """Training metrics of the stages, one row per step. Columns: `stage`, `step` (from 1), `time` (UTC)
@@ -111,24 +108,15 @@ class Run:
         """
         import pandas as pd
 
-        names = (
-            [one["name"] for one in outcome(self.path)["stages"] if one["made"]] if stage is None else [stage]
-        )
-        files = {name: self.stage(name) / "metrics.jsonl" for name in names}
-        lines = [
-            {"stage": name, **json.loads(line)}
-            for name, file in files.items()
-            if file.is_file()
-            for line in file.read_text().splitlines()
+        made = [one["name"] for one in outcome(self.path)["stages"] if one["made"]]
+        rows = [
+            {"stage": name, "step": line["step"], "time": line["time"], **line["metrics"]}
+            for name in (made if stage is None else [stage])
+            if (file := self.stage(name) / "metrics.jsonl").is_file()
+            for line in map(json.loads, file.read_text().splitlines())
         ]
-        frame = pd.DataFrame(
-            [{**{key: line[key] for key in ("stage", "step", "time")}, **line["metrics"]} for line in lines]
-        )
-        return (
-            frame.assign(time=pd.to_datetime(frame["time"], unit="s", utc=True))
-            if len(frame)
-            else pd.DataFrame(columns=["stage", "step", "time"])
-        )
+        frame = pd.DataFrame(rows) if rows else pd.DataFrame(columns=["stage", "step", "time"])
+        return frame.assign(time=pd.to_datetime(frame["time"], unit="s", utc=True))
 
     def results(self) -> pd.DataFrame:
         """The numbers of the evaluation, one row a metric, indexed by its name (`final.length`). Columns:
@@ -219,19 +207,17 @@ class Run:
             for path in folder.glob("*.parquet")
             if (pq.read_schema(path).metadata or {}).get(b"layout") == b"groups"
         )
-        if file is None and len(names) == 1:
-            file = names[0]
-        if file is None or file not in names:
-            if not names:
-                raise RecipeError(
-                    f"stage {stage!r} of run {self.name} wrote no prompts and answers (Parquet with "
-                    "layout `groups`)"
-                )
-            chosen = "wrote several" if file is None else f"wrote no {file!r}"
+        if not names:
+            raise RecipeError(
+                f"stage {stage!r} of run {self.name} wrote no prompts and answers (Parquet with layout "
+                "`groups`)"
+            )
+        if file not in names and (file or len(names) > 1):
+            chosen = f"wrote no {file!r}" if file else "wrote several"
             raise RecipeError(
                 f"stage {stage!r} of run {self.name} {chosen}; expected one of {', '.join(names)} as `file`"
             )
-        return folder / f"{file}.parquet"
+        return folder / f"{file or names[0]}.parquet"
 
     # --- models ---
 
