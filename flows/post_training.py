@@ -6,7 +6,6 @@ import json
 from itertools import groupby
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 from prefect import flow
 
@@ -64,8 +63,10 @@ def post_training(
         check_data_drift(pipeline)
         if until == "curate":
             return {"run": pipeline.run.name}
-        if (queue := make_part(pipeline, "train", gpus, deployed_flow_run())) is not None:
-            suspend(*queue)
+        flow_run = deployed_flow_run()
+        queue = make_part(pipeline, "train", gpus, suspends=flow_run is not None)
+        if queue is not None and flow_run is not None:
+            suspend(queue, flow_run)
         if until != "train":
             make_part(pipeline, "evaluate", gpus)
         if until in ("train", "evaluate"):
@@ -90,21 +91,15 @@ def post_training(
 
 def curate(pipeline: Pipeline) -> None:
     """Download models and data; clean, split and validate the data."""
-    for name, stage in pipeline.stages.items():
-        if stage.part != "curate":
-            continue
-        make(pipeline, name)
-        if name != "model_policy" or (made := pipeline.store.get(name, stage.key)) is None:
-            continue
-        if (config := made.path / "config.json").is_file():
+    for name in [one.name for one in pipeline.stages.values() if one.part == "curate"]:
+        made = make(pipeline, name)
+        if name == "model_policy" and (config := made.path / "config.json").is_file():
             check_model(pipeline.recipe, json.loads(config.read_text()), "models.policy")
 
 
-def make_part(
-    pipeline: Pipeline, part: str, gpus: int = 0, deployed: UUID | None = None
-) -> tuple[Waiting, UUID] | None:
-    """Run the stages of a part in order; those of an online round as a flow of their own. With `deployed`, a
-    flow run that can be suspended, it ends at a queue that people have yet to answer, and returns both.
+def make_part(pipeline: Pipeline, part: str, gpus: int = 0, suspends: bool = False) -> Waiting | None:
+    """Run the stages of a part in order; those of an online round as a flow of their own. With `suspends` it
+    ends at a queue that people have yet to answer, and returns it.
     """
     stages = [stage for stage in pipeline.stages.values() if stage.part == part]
     for (_, number), members in groupby(stages, key=lambda stage: (stage.phase, stage.round)):
@@ -112,9 +107,8 @@ def make_part(
         if number is None:
             for name in names:
                 make_on_gpus(pipeline, name, gpus)
-        elif (queue := online_round(pipeline, number, names, gpus, deployed is not None)) is not None:
-            assert deployed is not None
-            return queue, deployed
+        elif (queue := online_round(pipeline, number, names, gpus, suspends)) is not None:
+            return queue
     return None
 
 
