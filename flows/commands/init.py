@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -21,46 +20,27 @@ FEW = 100  # rows below which a split may be a single one
 FEW_PROMPTS = 400  # prompts below which the splits of `instruct` may be smaller than its own bound
 
 
-@dataclass(frozen=True)
-class Kind:
-    """How rows of a kind are trained. `method`: in words; `base`: recipe that ships; `main`: split with the
-    training rows, `share` of them; `splits`: shares as YAML, empty for those of the base.
+class Kind(NamedTuple):
+    """How rows of a kind are trained. `method`: in words; `base`: recipe that ships; `splits`: shares of the
+    rows, that of the training rows first; those of the base if empty.
     """
 
     what: str
     method: str
     base: str
-    main: str
-    share: float
-    splits: str = ""
+    splits: Mapping[str, float]
 
 
+PAIRS, LABELLED = {"reward": 0.9, "evaluate": 0.1}, {"labelled": 0.9, "evaluate": 0.1}
+ANSWERS, REPLIES = {"prompts": 0.9, "evaluate": 0.1}, {"sft": 0.85, "sft_validation": 0.05, "evaluate": 0.1}
+BY_ANSWERS = "GRPO, rewarded by the reference answers,"
+BY_INSTRUCTIONS = "SFT, offline and online DPO on verifiable instructions"
 KINDS = {
-    "preference": Kind("preference pairs", "DPO", "dpo", "reward", 0.9, "{reward: 0.9, evaluate: 0.1}"),
-    "label": Kind("answers with a label", "KTO", "kto", "labelled", 0.9, "{labelled: 0.9, evaluate: 0.1}"),
-    "answer": Kind(
-        "prompts with a reference answer",
-        "GRPO, rewarded by the reference answers,",
-        "rlvr_grpo",
-        "prompts",
-        0.9,
-        "{prompts: 0.9, evaluate: 0.1}",
-    ),
-    "reply": Kind(
-        "conversations",
-        "Supervised fine-tuning",
-        "sft",
-        "sft",
-        0.85,
-        "{sft: 0.85, sft_validation: 0.05, evaluate: 0.1}",
-    ),
-    "prompt": Kind(
-        "prompts without answers",
-        "SFT, offline and online DPO on verifiable instructions",
-        "instruct",
-        "prompts",
-        0.5,
-    ),
+    "preference": Kind("preference pairs", "DPO", "dpo", PAIRS),
+    "label": Kind("answers with a label", "KTO", "kto", LABELLED),
+    "answer": Kind("prompts with a reference answer", BY_ANSWERS, "rlvr_grpo", ANSWERS),
+    "reply": Kind("conversations", "Supervised fine-tuning", "sft", REPLIES),
+    "prompt": Kind("prompts without answers", BY_INSTRUCTIONS, "instruct", {}),
 }
 DEFAULT = "SmolLM2-135M-Instruct"  # the model of `instruct`
 
@@ -106,8 +86,8 @@ def init(
         os.replace(trial, out)
     finally:
         trial.unlink(missing_ok=True)
-    of = ", ".join(f"{count:,} {one.what}" for one, count in counts.items())
-    kind = next(iter(counts))
+    of = ", ".join(f"{count:,} {KINDS[one].what}" for one, count in counts.items())
+    kind = KINDS[next(iter(counts))]
     typer.echo(
         f"{out}: {of} in the layout `{layout_of(file)}`"
         + (f", {len(parsed.dropped)} rows left out" if parsed.dropped else "")
@@ -124,23 +104,25 @@ def init(
 
 def recipe(
     records: Sequence[Any], dropped: int, file: Path, out: Path, model: str | None
-) -> tuple[str, dict[Kind, int]]:
+) -> tuple[str, dict[str, int]]:
     """The recipe's text, and the number of rows of each kind, that of the recipe first."""
     from jinja2 import Template
 
     from ratchet.components.recipes.plain_values import plain
     from ratchet.components.recipes.recipe import load
+    from ratchet.flows.recipe_pieces import yaml_line
 
     counts = _kinds(records)
-    kind = next(iter(counts))
+    name, rows = next(iter(counts.items()))
+    kind = KINDS[name]
     policy = plain(load("instruct")[0].models["policy"])
     if model:
         policy = {"source": model, "format": "tiny" if model.startswith("generate:tiny") else "auto"}
     template = Path(__file__).with_name("init.yaml.j2").read_text()
     text = Template(template, trim_blocks=True, keep_trailing_newline=True).render(
         kind=kind,
-        rows=counts[kind],
-        others=len(records) - counts[kind],
+        rows=rows,
+        others=len(records) - rows,
         dropped=dropped,
         few=len(records) < (FEW if kind.splits else FEW_PROMPTS),
         model=model or DEFAULT,
@@ -150,6 +132,7 @@ def recipe(
         out=out.name,
         count="{:,}".format,
         quoted=lambda value: json.dumps(value, ensure_ascii=False),  # JSON is YAML
+        splits=yaml_line(kind.splits),
         **_sizes(records, kind),
     )
     return text, counts
@@ -161,7 +144,7 @@ def _sizes(records: Sequence[Any], kind: Kind) -> dict[str, Any]:
     """
     lengths = sorted(sum(len(m["content"]) for m in record.messages) for record in records)
     longest = lengths[int(0.95 * (len(lengths) - 1))] / CHARACTERS + TEMPLATE
-    learned = max(1, round(len(records) * kind.share))
+    learned = max(1, round(len(records) * next(iter(kind.splits.values()), 1.0)))
     epochs = min(8, max(1, round(1600 / learned)))  # about a hundred steps of 16 for small data
     liked = sum(record.label is True for record in records)
     disliked = sum(record.label is False for record in records)
@@ -181,10 +164,10 @@ def _prompt(record: Any) -> tuple[str, ...]:
     return tuple(message["content"] for message in record.messages[: record.opening])
 
 
-def _kinds(records: Sequence[Any]) -> dict[Kind, int]:
-    """The number of records of each kind, the most frequent first; of equally frequent kinds the one with
-    more to learn from. Labels and reference answers take precedence over replies; answers to one prompt with
-    different ratings are pairs.
+def _kinds(records: Sequence[Any]) -> dict[str, int]:
+    """The number of records of each of `KINDS`, the most frequent first; of equally frequent kinds the one
+    with more to learn from. Labels and reference answers take precedence over replies; answers to one prompt
+    with different ratings are pairs.
     """
     ratings: dict[Any, set[float | None]] = {}
     for record in records:
@@ -202,4 +185,4 @@ def _kinds(records: Sequence[Any]) -> dict[Kind, int]:
         return "reply" if replies else "prompt"
 
     found = Counter(name(record) for record in records)
-    return {KINDS[one]: found[one] for one in sorted(KINDS, key=lambda one: -found[one]) if found[one]}
+    return {one: found[one] for one in sorted(KINDS, key=lambda one: -found[one]) if found[one]}
