@@ -17,15 +17,14 @@ from ratchet.flows.commands.claims import claims
 from ratchet.flows.commands.compare import compare
 from ratchet.flows.commands.deploy import deploy
 from ratchet.flows.commands.doctor import doctor
-from ratchet.flows.commands.export import export
 from ratchet.flows.commands.gc import gc
 from ratchet.flows.commands.init import init
 from ratchet.flows.commands.join import join
 from ratchet.flows.commands.label import label
 from ratchet.flows.commands.lineage import lineage
+from ratchet.flows.commands.models import export, promote, rollback
 from ratchet.flows.commands.options import OUT, Home, Limit, ProfileOption, RecipeName, Set, Until
 from ratchet.flows.commands.plan import plan, print_plan
-from ratchet.flows.commands.promote import promote, rollback
 from ratchet.flows.commands.recipes import app as recipes_app
 from ratchet.flows.commands.reproduce import reproduce
 from ratchet.flows.commands.show import print_outcome, runs, show

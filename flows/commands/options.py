@@ -31,7 +31,6 @@ Model = Annotated[
         "or name@alias."
     ),
 ]
-Reason = Annotated[str, typer.Option(help="Reason, kept with the version.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

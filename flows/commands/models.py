@@ -1,16 +1,37 @@
-"""`ratchet promote` and `ratchet rollback`: set the champion by hand; user, time and reason are recorded."""
+"""`ratchet export`, `ratchet promote` and `ratchet rollback`: a model as files, and the champion set by hand;
+user, time and reason are recorded.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ratchet.flows.commands.options import OUT, Home, Reason
+from ratchet.flows.commands.options import OUT, Home, Model
+
+Registered = Annotated[str, typer.Argument(help="Name of a registered model.")]
+Reason = Annotated[str, typer.Option(help="Reason, kept with the version.")]
+
+
+def export(
+    model: Model,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to create.")],
+    home: Home = OUT,
+) -> None:
+    """Export a model as a Hugging Face directory with a model card."""
+    from ratchet.tasks.registry.exporting import export as write
+
+    out = write(model, directory, home=home)
+    typer.echo(
+        f"{out}: {len([*out.rglob('*')])} files, "
+        f"{sum(f.stat().st_size for f in out.rglob('*') if f.is_file()) / 1e6:.1f} MB"
+    )
 
 
 def promote(
-    model: Annotated[str, typer.Argument(help="Name of a registered model.")],
+    model: Registered,
     version: Annotated[str, typer.Option(help="Version number.")],
     reason: Reason,
     home: Home = OUT,
@@ -38,11 +59,7 @@ def promote(
     typer.echo(f"{model}@champion is version {promoted}: {reason}")
 
 
-def rollback(
-    model: Annotated[str, typer.Argument(help="Name of a registered model.")],
-    reason: Reason,
-    home: Home = OUT,
-) -> None:
+def rollback(model: Registered, reason: Reason, home: Home = OUT) -> None:
     """Restore the previous champion."""
     from ratchet.tasks.registry.promotion import rollback as back
 
