@@ -121,27 +121,9 @@ def ui(home: Home = OUT) -> None:
     serve(home)
 
 
-for command in (
-    init,
-    plan,
-    runs,
-    show,
-    chat,
-    certify,
-    claims,
-    compare,
-    label,
-    deploy,
-    lineage,
-    export,
-    reproduce,
-    promote,
-    rollback,
-    gc,
-    doctor,
-    join,
-    stage,
-):
+RUNS = (init, plan, runs, show, chat, certify, claims, compare, label, deploy)
+MODELS_AND_MACHINES = (lineage, export, reproduce, promote, rollback, gc, doctor, join, stage)
+for command in (*RUNS, *MODELS_AND_MACHINES):
     app.command()(command)
 
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ratchet.flows.commands.options import OUT, Home, Model
 from ratchet.flows.display import open_console
-
-if TYPE_CHECKING:
-    from ratchet.tasks.tracking.reproduce import Outcome
 
 
 def reproduce(
@@ -39,26 +35,23 @@ def reproduce(
     folder = into or home / f"reproduction-{made['product']}-{time.strftime('%Y%m%d-%H%M%S')}"
     for outcome in replay(made, folder, home=home):
         console.print(f"{outcome.stage:<14} {outcome.kind:<8} {outcome.state:<10} {outcome.found[:16]}")
-        if outcome.state == "differs":
-            _print_difference(console, outcome, changed)
-            console.print(f"The replayed stages are kept in {folder}.")
-            raise typer.Exit(1)
+        if outcome.state != "differs":
+            continue
+        console.print(
+            f"Stage {outcome.stage} is the first that differs: recorded {outcome.expected[:16]}, replayed "
+            f"{outcome.found[:16]}."
+        )
+        if outcome.files:
+            console.print(f"Files: {', '.join(outcome.files)}")
+        if outcome.changed:
+            console.print("Its code or options differ from those of the recorded output.")
+        elif not changed:
+            console.print(
+                "Code, packages and machine are the same: the record is wrong or the stage is not "
+                "deterministic."
+            )
+        console.print(f"The replayed stages are kept in {folder}.")
+        raise typer.Exit(1)
     console.print(f"Identical: {title} was reproduced bit for bit.")
     if into is None:
         shutil.rmtree(folder)
-
-
-def _print_difference(console: Console, outcome: Outcome, changed: list[str]) -> None:
-    """Print the stage that differs, its files, and the likely cause. `changed`: see `surroundings`."""
-    console.print(
-        f"Stage {outcome.stage} is the first that differs: recorded {outcome.expected[:16]}, replayed "
-        f"{outcome.found[:16]}."
-    )
-    if outcome.files:
-        console.print(f"Files: {', '.join(outcome.files)}")
-    if outcome.changed:
-        console.print("Its code or options differ from those of the recorded output.")
-    elif not changed:
-        console.print(
-            "Code, packages and machine are the same: the record is wrong or the stage is not deterministic."
-        )
