@@ -44,19 +44,11 @@ class RewardModel:
                 f"reward model: {len(prompts)} prompts and {len(answers)} answers; expected one answer to "
                 "each prompt"
             )
-        conversations = [
-            tuple(one) if not isinstance(one, str) else (Message(role="user", content=one),)
-            for one in prompts
-        ]
-        groups = [
-            Group(Prompt(str(i), messages), (Trajectory((Message(role="assistant", content=answer),)),))
-            for i, (messages, answer) in enumerate(zip(conversations, answers, strict=True))
-        ]
+        groups = []
+        for prompt, answer in zip(prompts, answers, strict=True):
+            messages = (Message(role="user", content=prompt),) if isinstance(prompt, str) else tuple(prompt)
+            trajectory = Trajectory((Message(role="assistant", content=answer),))
+            groups.append(Group(Prompt(str(len(groups)), messages), (trajectory,)))
         rows = self._engine.score(groups, frozenset({"scores"}))
-        return np.array(
-            [
-                row["scores"][0] if answer.strip() else float("nan")
-                for row, answer in zip(rows, answers, strict=True)
-            ],
-            dtype=float,
-        )
+        scores = np.array([row["scores"][0] for row in rows], dtype=float)
+        return np.where([bool(answer.strip()) for answer in answers], scores, np.nan)

@@ -37,14 +37,36 @@ def compare(
     """Compare two runs: differences in recipe, code, packages and stage outputs, and in results with paired
     intervals. Or run recipes with several seeds and compare a metric, with intervals over seeds and prompts.
     """
-    runs = [name for name in names if run_at(name, home) is not None]
-    if not runs:
-        _check_known(names, home)
-        _recipes(names, range(first_seed, first_seed + seeds), home, set, profile, metric, as_json)
-    elif len(names) == 2:
-        _runs(names[0], names[1], home, as_json)
-    else:
-        raise RecipeError(f"{runs[0]!r} is a run, and runs are compared two by two; got {len(names)} names")
+    from ratchet.components.recipes.recipe import load
+    from ratchet.flows.compare import compare as run_all
+    from ratchet.flows.compare import metric_of
+
+    if runs := [name for name in names if run_at(name, home) is not None]:
+        if len(names) != 2:
+            raise RecipeError(
+                f"{runs[0]!r} is a run, and runs are compared two by two; got {len(names)} names"
+            )
+        return _runs(names[0], names[1], home, as_json)
+    _check_known(names, home)
+    # validate all recipes before the first run
+    metric = metric_of({name: load(name, overrides=set, profile=profile)[0] for name in names}, metric)
+    set_environment_defaults(home)
+    console, wanted = open_console(stderr=as_json), range(first_seed, first_seed + seeds)
+    with servers(), Display(console) as display:
+        comparison = run_all(names, metric, wanted, home, display, overrides=set, profile=profile)
+    if as_json:
+        return print_json(comparison)
+    rows = (
+        (
+            name,
+            f"{row['mean']:.3f}",
+            f"[{row['low']:.3f}, {row['high']:.3f}]",
+            " ".join(f"{v:.3f}" for v in row.get("by_seed", [])),
+        )
+        for name, row in {**comparison["arms"], **comparison["differences"]}.items()
+    )
+    titles = (comparison["metric"], "mean", "95 % interval", "by seed")
+    console.print(table_of(titles, rows, overflow="fold"))
 
 
 def _check_known(names: Sequence[str], home: Path) -> None:
@@ -95,37 +117,3 @@ def _runs(first: str, other: str, home: Path, as_json: bool) -> None:
             console.print(table_of(titles, rows, overflow="fold"), "")
         elif titles[0] in ("recipe", "code", "package"):
             console.print(f"{titles[0]}: no difference")
-
-
-def _recipes(
-    names: Sequence[str],
-    seeds: Sequence[int],
-    home: Path,
-    overrides: Sequence[str],
-    profile: str | None,
-    metric: str | None,
-    as_json: bool,
-) -> None:
-    from ratchet.components.recipes.recipe import load
-    from ratchet.flows.compare import compare as run_all
-    from ratchet.flows.compare import metric_of
-
-    # validate all recipes before the first run
-    metric = metric_of({name: load(name, overrides=overrides, profile=profile)[0] for name in names}, metric)
-    set_environment_defaults(home)
-    console = open_console(stderr=as_json)
-    with servers(), Display(console) as display:
-        comparison = run_all(names, metric, seeds, home, display, overrides=overrides, profile=profile)
-    if as_json:
-        return print_json(comparison)
-    rows = (
-        (
-            name,
-            f"{row['mean']:.3f}",
-            f"[{row['low']:.3f}, {row['high']:.3f}]",
-            " ".join(f"{v:.3f}" for v in row.get("by_seed", [])),
-        )
-        for name, row in {**comparison["arms"], **comparison["differences"]}.items()
-    )
-    titles = (comparison["metric"], "mean", "95 % interval", "by seed")
-    console.print(table_of(titles, rows, overflow="fold"))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ratchet.components.errors import ServiceError
-
-if TYPE_CHECKING:
-    from ratchet.flows.changes import Change
 
 
 def deploy(
@@ -44,7 +41,14 @@ def deploy(
         with get_client(sync_client=True) as client:
             planned = changes(plan, templates, client, Path.cwd())
             for change in planned:
-                _apply(change, dry_run=dry_run, prune=prune)
+                left = change.what == "remove" and not prune
+                more = "  (not in the file; --prune removes it)" if left else ""
+                what = "leave" if left else change.what
+                typer.echo(f"{what:<7} {change.kind:<11} {change.name}{more}")
+                for line in change.differs:
+                    typer.echo(f"{'':<20}{line}")
+                if change.carry_out and not dry_run and not left:
+                    change.carry_out()
     except PrefectHTTPStatusError as error:
         hint = "; is PREFECT_API_AUTH_STRING right?" if error.response.status_code in (401, 403) else ""
         raise ServiceError(
@@ -60,15 +64,3 @@ def deploy(
         if todo
         else "Nothing to change."
     )
-
-
-def _apply(change: Change, *, dry_run: bool, prune: bool) -> None:
-    """Print a change and carry it out."""
-    left = change.what == "remove" and not prune
-    what = "leave" if left else change.what
-    more = "  (not in the file; --prune removes it)" if left else ""
-    typer.echo(f"{what:<7} {change.kind:<11} {change.name}{more}")
-    for line in change.differs:
-        typer.echo(f"{'':<20}{line}")
-    if change.carry_out and not dry_run and not left:
-        change.carry_out()

@@ -197,20 +197,13 @@ def _serve(folder: Path, host: str, port: int, names: Sequence[str], team: str) 
             typer.echo(f"{name:<10} {link}")
         typer.echo(f"page       {base}")
         typer.echo("Ctrl-C stops it; every label is on disk already.")
-        with link_shown(folder, base, host, team=bool(team)):
-            _until_closed(queue, folder)
-
-
-def _until_closed(queue: Queue, folder: Path) -> None:
-    """Return when the run that asked has closed the queue, or at Ctrl-C."""
-    with contextlib.suppress(KeyboardInterrupt):
-        while not queue.closed:
-            failed = _resume(folder)
-            time.sleep(RESUME_AGAIN if failed else 1.0)  # the Prefect server may come back
-        typer.echo("the run has its labels and went on; the same command serves its next round")
-        return
-    progress = queue.progress()
-    typer.echo(f"stopped at {progress.judged} of {progress.wanted} labels; the same command continues")
+        with link_shown(folder, base, host, team=bool(team)), contextlib.suppress(KeyboardInterrupt):
+            while not queue.closed:
+                failed = _resume(folder)
+                time.sleep(RESUME_AGAIN if failed else 1.0)  # the Prefect server may come back
+            return typer.echo("the run has its labels and went on; the same command serves its next round")
+        progress = queue.progress()
+        typer.echo(f"stopped at {progress.judged} of {progress.wanted} labels; the same command continues")
 
 
 def _resume(folder: Path) -> bool:

@@ -65,7 +65,9 @@ def explain(
     """
     from ratchet.components.recipes.check_warnings import not_required_accuracy
     from ratchet.components.recipes.plain_values import plain
+    from ratchet.components.recipes.read_splits import read_splits
     from ratchet.components.recipes.recipe import dump, load
+    from ratchet.components.recipes.splits import SHARES
     from ratchet.flows.catalogue import details, summary
     from ratchet.flows.claim_records import read
 
@@ -81,8 +83,10 @@ def explain(
     for sentence in not_required_accuracy(loaded):
         console.print(f"WARNING: {sentence}", markup=False, soft_wrap=True)
     if loaded.data.splits is None:
-        shares = ", ".join(f"{name} {share:.2f}" for name, share in _default_splits(loaded).items())
-        typer.echo(f"data.splits: null stands for {shares}, as far as the data can fill them")
+        read_ones = read_splits(loaded)
+        shares = {name: share for name, share in SHARES.items() if name in read_ones}
+        text = ", ".join(f"{name} {share / sum(shares.values()):.2f}" for name, share in shares.items())
+        typer.echo(f"data.splits: null stands for {text}, as far as the data can fill them")
     typer.echo(f"every default: ratchet recipes explain {recipe} --defaults")
 
 
@@ -121,16 +125,6 @@ def check_recipes(
             typer.echo("\n  ".join([f"{name}: ok", *reports[name].lines()]))
     if as_json:
         print_json({name: {"check": "ok", **plain(checked)} for name, checked in reports.items()})
-
-
-def _default_splits(recipe: Any) -> dict[str, float]:
-    """Share of each split that the recipe reads, where it names none."""
-    from ratchet.components.recipes.read_splits import read_splits
-    from ratchet.components.recipes.splits import SHARES
-
-    read = read_splits(recipe)
-    total = sum(share for name, share in SHARES.items() if name in read)
-    return {name: share / total for name, share in SHARES.items() if name in read}
 
 
 @app.command()
