@@ -16,12 +16,11 @@ from ratchet.flows.commands.chat import chat
 from ratchet.flows.commands.claims import claims
 from ratchet.flows.commands.compare import compare
 from ratchet.flows.commands.deploy import deploy
-from ratchet.flows.commands.doctor import doctor
 from ratchet.flows.commands.gc import gc
 from ratchet.flows.commands.init import init
-from ratchet.flows.commands.join import join
 from ratchet.flows.commands.label import label
 from ratchet.flows.commands.lineage import lineage
+from ratchet.flows.commands.machine import doctor, join
 from ratchet.flows.commands.models import export, promote, rollback
 from ratchet.flows.commands.options import OUT, Home, Limit, ProfileOption, RecipeName, Set, Until
 from ratchet.flows.commands.plan import plan, print_plan

@@ -11,7 +11,6 @@ from ratchet.components.errors import RecipeError
 from ratchet.flows.display import print_facts, table_of
 
 if TYPE_CHECKING:
-    from ratchet.components.estimates.observed import Observed
     from ratchet.tasks.pipeline import Pipeline
 
 
@@ -34,7 +33,7 @@ def print_estimate(console: Console, pipeline: Pipeline) -> None:
     from ratchet.tasks.machine.calibration import costs_of, observed, this_machine
 
     costs, rates, shape = costs_of(pipeline, measured=True)
-    hardware = pipeline.profile.hardware
+    hardware, seen = pipeline.profile.hardware, observed(pipeline)
     made = {s.stage.name for s in pipeline.status() if s.state == "done"}
     priced = hardware.price_per_hour is not None
     numbers = ["memory", "disk", "trained", "scored", "sampled", "time"]
@@ -63,7 +62,9 @@ def print_estimate(console: Console, pipeline: Pipeline) -> None:
         if rates
         else "unknown until the model is downloaded and measured on this machine",
         "cost": _price(hardware, timed) if rates else "unknown without the time",
-        "answers": _answers(observed(pipeline)),
+        "answers": f"counted at their mean length in {seen.run or 'this run'}"
+        if seen.answers
+        else "counted at their maximum length; after a first run, at the mean length there",
         "rates": _rates(rates, hardware),
     }
     print_facts(console, lines.items())
@@ -102,12 +103,6 @@ def _price(hardware: Any, seconds: float) -> str:
     if hardware.watts is not None:
         parts.append(f"{hours * hardware.watts / 1000:,.2f} kWh at {hardware.watts:g} W")
     return ", ".join(parts) or "unknown: the profile states no hardware.price_per_hour or watts"
-
-
-def _answers(seen: Observed) -> str:
-    if not seen.answers:
-        return "counted at their maximum length; after a first run, at the mean length there"
-    return f"counted at their mean length in {seen.run or 'this run'}"
 
 
 def _rates(rates: Any, hardware: Any) -> str:

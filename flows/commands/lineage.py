@@ -20,11 +20,7 @@ from ratchet.tasks.tracking.outcome import stage_headline
 from ratchet.tasks.tracking.results import as_text
 
 
-def lineage(
-    model: Model,
-    home: Home = OUT,
-    as_json: Json = False,
-) -> None:
+def lineage(model: Model, home: Home = OUT, as_json: Json = False) -> None:
     """Show the provenance of a checkpoint: data digests, recipe, code, packages, parent models, metrics; and
     draw it in lineage/<stage>.svg of the run.
     """

@@ -1,11 +1,36 @@
-"""`ratchet join`: join this machine to multi-node stages."""
+"""`ratchet doctor` and `ratchet join`: check this machine, and lend it to the stages of another."""
 
 from __future__ import annotations
 
-import typer
+from dataclasses import asdict
+from pathlib import Path
 
-from ratchet.flows.commands.options import OUT, Home
+import typer
+from rich.markup import escape
+
+from ratchet.flows.commands.options import OUT, Home, Json, print_json
 from ratchet.flows.display import open_console
+
+COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+def doctor(home: Home = OUT, as_json: Json = False) -> None:
+    """Check package versions, servers, disk, GPU and DVC remote. Exit code 1 if a check fails."""
+    from ratchet.tasks.machine.doctor import examine
+
+    console, findings = open_console(soft_wrap=True), []
+    for finding in examine(home, Path.cwd()):
+        findings.append(finding)
+        if as_json:
+            continue
+        do = f" → {escape(finding.do)}" if finding.do else ""
+        console.print(
+            f"[{COLOURS[finding.state]}]{finding.state:<5}[/] {finding.name:<13} {escape(finding.seen)}{do}"
+        )
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    if any(finding.state == "fail" for finding in findings):
+        raise typer.Exit(1)
 
 
 def join(home: Home = OUT) -> None:
