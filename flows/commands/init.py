@@ -21,7 +21,7 @@ FEW_PROMPTS = 400  # prompts below which the splits of `instruct` may be smaller
 
 
 class Kind(NamedTuple):
-    """How rows of a kind are trained. `method`: in words; `base`: recipe that ships; `splits`: shares of the
+    """How rows of a kind are trained. `method`: in words; `base`: a shipped recipe; `splits`: shares of the
     rows, that of the training rows first; those of the base if empty.
     """
 
