@@ -162,24 +162,19 @@ def _queue_folder(source: str, home: Path, stage: str | None) -> Path:
     """The folder itself if it has a queue, else that of the run's queue, which may not exist yet."""
     if (Path(source) / "items.jsonl").is_file():
         return Path(source)
+    from ratchet.tasks.labels.waiting import queue_of
+
     if Path(source).is_dir() and run_at(source, home) is None:
         raise RecipeError(
             f"{source}: neither a labelling queue (items.jsonl expected) nor a run (run.json expected); name "
             f"a run under {home / 'runs'} to make a queue from, or fill this folder with --import FILE"
         )
     run = find_run(source, home)
-    if stage is None and (waiting := _waiting(run)) is not None:
-        return waiting
+    for one in outcome(run)["stages"] if stage is None else ():
+        folder = queue_of(run.resolve().parent.parent, one["name"], one["key"])
+        if not one["made"] and (folder / "items.jsonl").exists():  # the run waits for labels
+            return folder
     return home / "labels" / run.name / (stage or "newest")
-
-
-def _waiting(run: Path) -> Path | None:
-    """The queue of a run that waits for labels; None if it does not."""
-    from ratchet.tasks.labels.waiting import queue_of
-
-    open_stages = [one for one in outcome(run)["stages"] if not one["made"]]
-    folders = (queue_of(run.resolve().parent.parent, one["name"], one["key"]) for one in open_stages)
-    return next((folder for folder in folders if (folder / "items.jsonl").exists()), None)
 
 
 def _serve(folder: Path, host: str, port: int, names: Sequence[str], team: str) -> None:
