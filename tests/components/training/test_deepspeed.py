@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -211,38 +212,65 @@ def same_weights(one: Path, other: Path, kind: str = "policy") -> None:
         )
 
 
-def compare(models: Mapping[str, str], folder: Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
-    """Each job in one process with the torch learner and on two ranks with DeepSpeed."""
-    alone = {
-        name: work(job(models, folder / "alone" / name, **more), "torch") for name, more in wanted.items()
-    }
-    together = on_ranks(
-        2, [job(models, folder / "ranks" / name, **more) for name, more in wanted.items()], folder
-    )
+def compare(
+    models: Mapping[str, str],
+    folder: Path,
+    wanted: Mapping[str, Mapping[str, Any]],
+    together: Sequence[Mapping[str, Any]],
+) -> None:
+    """Each job in one process with the torch learner against `together`: its results on two ranks."""
     for (name, more), result in zip(wanted.items(), together, strict=True):
-        alike(result, alone[name])
+        alike(result, work(job(models, folder / "alone" / name, **more), "torch"))
         same_weights(folder / "ranks" / name, folder / "alone" / name, KINDS.get(more["objective"], "policy"))
 
 
-def test_two_ranks_equal_one_process(models: dict[str, str], tmp_path: Path) -> None:
-    compare(
-        models,
-        tmp_path,
-        {
-            "sft": {"objective": "sft", "zero": {"zero_stage": 0}},
-            "dpo": {"objective": "dpo", "zero": {"zero_stage": 1}},
-            "grpo": {"objective": "grpo", "zero": {"zero_stage": 2}},
-            "reward": {"objective": "reward", "zero": {"zero_stage": 3}},
-            "kto": {"objective": "kto", "zero": {"zero_stage": 2}},
-            "sharded": {
-                "objective": "sft",
-                "zero": {"zero_stage": 3},
-                "options": {"gradient_checkpointing": True},
-            },
-            "offload": {"objective": "sft", "zero": {"zero_stage": 2, "offload_optimizer": True}},
-            "lora": {"objective": "dpo", "zero": {"zero_stage": 3}, "adapter": LORA},
-        },
-    )
+def jobs_of(
+    models: Mapping[str, str], folder: Path, wanted: Mapping[str, Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    return [job(models, folder / "ranks" / name, **more) for name, more in wanted.items()]
+
+
+EQUAL = {
+    "sft": {"objective": "sft", "zero": {"zero_stage": 0}},
+    "dpo": {"objective": "dpo", "zero": {"zero_stage": 1}},
+    "grpo": {"objective": "grpo", "zero": {"zero_stage": 2}},
+    "reward": {"objective": "reward", "zero": {"zero_stage": 3}},
+    "kto": {"objective": "kto", "zero": {"zero_stage": 2}},
+    "sharded": {
+        "objective": "sft",
+        "zero": {"zero_stage": 3},
+        "options": {"gradient_checkpointing": True},
+    },
+    "offload": {"objective": "sft", "zero": {"zero_stage": 2, "offload_optimizer": True}},
+    "lora": {"objective": "dpo", "zero": {"zero_stage": 3}, "adapter": LORA},
+}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(
+    models: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[dict[str, Any]]]:
+    """Folder and results of one start of two ranks, which takes as long as all of its jobs: those of `EQUAL`,
+    three steps with a checkpoint at each ZeRO stage, and the rest of five steps from a checkpoint of torch.
+    """
+    folder = tmp_path_factory.mktemp("two_ranks")
+    jobs = jobs_of(models, folder, EQUAL)
+    for stage in range(4):
+        zero = {"zero_stage": stage}
+        jobs.append(job(models, folder / f"to_one_{stage}", steps=3, save_every=2, zero=zero))
+    work(job(models, folder / "to_two_0", steps=3, save_every=2), "torch")
+    for stage in range(4):
+        if stage:
+            shutil.copytree(folder / "to_two_0", folder / f"to_two_{stage}")
+        jobs.append(job(models, folder / f"to_two_{stage}", steps=5, zero={"zero_stage": stage}))
+    return folder, on_ranks(2, jobs, folder)
+
+
+def test_two_ranks_equal_one_process(
+    models: dict[str, str], two_ranks: tuple[Path, list[dict[str, Any]]]
+) -> None:
+    folder, results = two_ranks
+    compare(models, folder, EQUAL, results[: len(EQUAL)])
 
 
 @pytest.mark.slow
@@ -269,26 +297,20 @@ def test_every_objective_at_every_stage(models: dict[str, str], tmp_path: Path, 
             "objective": "dpo",
             "zero": {**zero, "offload_optimizer": True, "offload_parameters": True},
         }
-    compare(models, tmp_path, wanted)
+    compare(models, tmp_path, wanted, on_ranks(2, jobs_of(models, tmp_path, wanted), tmp_path))
 
 
-def test_a_checkpoint_is_read_by_any_number_of_ranks(models: dict[str, str], tmp_path: Path) -> None:
+def test_a_checkpoint_is_read_by_any_number_of_ranks(
+    models: dict[str, str], two_ranks: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    folder, results = two_ranks
     whole = work(job(models, tmp_path / "whole", steps=5), "torch")
-    begun = [
-        job(models, tmp_path / f"to_one_{stage}", steps=3, save_every=2, zero={"zero_stage": stage})
-        for stage in range(4)
-    ]
-    went_on = []
-    for stage in range(4):
-        work(job(models, tmp_path / f"to_two_{stage}", steps=3, save_every=2), "torch")
-        went_on.append(job(models, tmp_path / f"to_two_{stage}", steps=5, zero={"zero_stage": stage}))
-    results = on_ranks(2, [*begun, *went_on], tmp_path)
-    for stage in range(4):
-        assert (tmp_path / f"to_one_{stage}" / "checkpoint-2" / "tensors.safetensors").is_file()
-        alike(results[4 + stage], whole)
-        same_weights(tmp_path / f"to_two_{stage}", tmp_path / "whole")
-        alike(work(job(models, tmp_path / f"to_one_{stage}", steps=5), "torch"), whole)
-        same_weights(tmp_path / f"to_one_{stage}", tmp_path / "whole")
+    for stage, result in enumerate(results[-4:]):
+        assert (folder / f"to_one_{stage}" / "checkpoint-2" / "tensors.safetensors").is_file()
+        alike(result, whole)
+        same_weights(folder / f"to_two_{stage}", tmp_path / "whole")
+        alike(work(job(models, folder / f"to_one_{stage}", steps=5), "torch"), whole)
+        same_weights(folder / f"to_one_{stage}", tmp_path / "whole")
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
