@@ -1,15 +1,19 @@
 """Every recipe of a method family runs two small steps through all of its stages."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import Environment
+from reasoning_gym import factory
 
 from benchmarks.short_runs import WHOLE_SFT, small_steps
 from ratchet.components.evaluation import plots, scoring
 from ratchet.components.recipes.recipe import names
 from ratchet.components.recipes.yaml_files import folder, shipped
+from ratchet.components.stages import ask
 from ratchet.tasks.data import validation
 from ratchet.tasks.pipeline import Pipeline
 from tests.shipped import shipped_recipe
@@ -27,10 +31,14 @@ SLOW = {"ensemble_worst_case", "ensemble_uncertainty", "reward_robust", *WHOLE_S
 """Recipes whose pieces others here run in less time, and those that need a whole SFT."""
 
 
+TEMPLATES: dict[tuple[type, str], Any] = {}
+"""Compiled templates by class of environment and source text."""
+
+
 @pytest.fixture
 def plain_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plots are empty files, and the validation writes no pages (their tests are elsewhere): drawing would
-    take half of the time.
+    """Less time for what other tests have: plots are empty files, and the validation writes no pages; a
+    template is compiled once, a scorer of reasoning-gym is made once, and a queue is looked at often.
     """
 
     def empty(figure: object, path: Path) -> Path:
@@ -38,8 +46,19 @@ def plain_pages(monkeypatch: pytest.MonkeyPatch) -> None:
         path.touch()
         return path
 
+    compile_template = Environment.compile
+
+    def compile_once(self: Environment, source: str, *options: Any) -> Any:
+        key = (type(self), source)
+        if key not in TEMPLATES:
+            TEMPLATES[key] = compile_template(self, source, *options)
+        return TEMPLATES[key]
+
     monkeypatch.setattr(plots, "save_figure", empty)
     monkeypatch.setattr(validation, "_write_docs", lambda context, docs: None)
+    monkeypatch.setattr(Environment, "compile", compile_once)
+    monkeypatch.setattr(factory, "get_score_answer_fn", functools.cache(factory.get_score_answer_fn))
+    monkeypatch.setattr(ask, "POLL", 0.01)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +66,10 @@ def plain_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_recipe_runs_two_steps(name: str, tiny_home: Path, plain_pages: None) -> None:
     recipe, _ = shipped_recipe(name)
-    run = Pipeline.open(name, home=tiny_home, profile="test", overrides=small_steps(recipe))
+    changes, policy = small_steps(recipe), recipe.models["policy"].source
+    if policy.startswith("generate:tiny_vision"):
+        changes.append(f"models.policy={{source: '{policy}&steps=1', format: tiny}}")
+    run = Pipeline.open(name, home=tiny_home, profile="test", overrides=changes)
     for stage in run.stages:
         run.make(stage)
     if recipe.claim is None:
