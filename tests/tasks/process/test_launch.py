@@ -85,6 +85,7 @@ import multiprocessing.forkserver, os, time
 from pathlib import Path
 from ratchet.tasks.process import launch
 before = dict(os.environ)
+launch.PRELOAD.clear()
 launch.prepare()
 assert dict(os.environ) == before
 environ = Path(f"/proc/{multiprocessing.forkserver._forkserver._forkserver_pid}/environ")
@@ -111,14 +112,11 @@ def test_fork_server_does_not_initialise_cuda() -> None:
         "'get_device_capability'):\n"
         "    setattr(torch.cuda, name, asked)\n"
         f"for name in {PRELOAD}: importlib.import_module(name)\n"
+        "print('all imported')\n"
         "torch.cuda.is_available()"
     )
-    done = subprocess.run([sys.executable, "-c", program.rpartition("\n")[0]], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert (
-        "asked for a GPU"
-        in subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stderr
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "all imported\n" and "asked for a GPU" in done.stderr, done.stderr
 
 
 SPY = """
@@ -128,7 +126,7 @@ def execute(request):
     from ratchet.components.training import ranks
     return {"process": os.getpid(), "sees": ranks.gather(subprocess.run("echo $CUDA_VISIBLE_DEVICES", shell=True, capture_output=True, text=True).stdout)}
 ratchet.components.stages.run.execute = execute
-ratchet.tasks.process.launch.PRELOAD.append("spy")
+ratchet.tasks.process.launch.PRELOAD[:] = ["spy"]
 """  # noqa: E501
 STAGES = """
 import json, os, sys
