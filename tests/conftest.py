@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from ratchet.components.storage.run_directory import RunDirectory
 from ratchet.components.storage.store import Store, digest
@@ -88,6 +89,39 @@ def bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "has_bfloat16", lambda: True)
 
 
+def shared_folder(factory: pytest.TempPathFactory) -> Path:
+    """A folder that the processes of this session of tests share."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session", autouse=True)
+def copied_databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The tests' own processes copy a new MLflow database instead of running its migrations, which take a
+    second of each test. Processes that tests start make theirs.
+    """
+    from ratchet.tasks.tracking import server
+
+    made, address = shared_folder(tmp_path_factory) / "mlflow.db", server.tracking_uri
+
+    def tracking_uri(home: Path) -> str:
+        uri = address(home)
+        database = Path(uri.removeprefix("sqlite:///"))
+        if uri == f"sqlite:///{(home / 'mlflow.db').resolve()}" and home.exists() and not database.exists():
+            with FileLock(f"{made}.lock"):
+                if not made.exists():
+                    from mlflow import MlflowClient
+
+                    MlflowClient(f"sqlite:///{made}.new").search_experiments()
+                    os.replace(f"{made}.new", made)
+            shutil.copyfile(made, database)
+        return uri
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(server, "tracking_uri", tracking_uri)
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Per-process home whose store contains the tiny model. Parallel test processes train it once (under a
@@ -95,9 +129,7 @@ def tiny_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     from ratchet.tasks.pipeline import Pipeline
 
-    own, shared = tmp_path_factory.mktemp("home"), tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent
+    own, shared = tmp_path_factory.mktemp("home"), shared_folder(tmp_path_factory)
     model = Pipeline.open("sft", home=shared / "tiny", profile="test").make("model_policy").path
     shutil.copytree(model, own / "store" / model.name)
     return own
