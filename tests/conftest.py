@@ -102,12 +102,11 @@ def copied_databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     """
     from ratchet.tasks.tracking import server
 
-    made, address = shared_folder(tmp_path_factory) / "mlflow.db", server.tracking_uri
+    made, client = shared_folder(tmp_path_factory) / "mlflow.db", server.client
 
-    def tracking_uri(home: Path) -> str:
-        uri = address(home)
-        database = Path(uri.removeprefix("sqlite:///"))
-        if uri == f"sqlite:///{(home / 'mlflow.db').resolve()}" and home.exists() and not database.exists():
+    def with_database(home: Path) -> Any:
+        database = (home / "mlflow.db").resolve()
+        if home.exists() and not database.exists() and server.tracking_uri(home) == f"sqlite:///{database}":
             with FileLock(f"{made}.lock"):
                 if not made.exists():
                     from mlflow import MlflowClient
@@ -115,10 +114,10 @@ def copied_databases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
                     MlflowClient(f"sqlite:///{made}.new").search_experiments()
                     os.replace(f"{made}.new", made)
             shutil.copyfile(made, database)
-        return uri
+        return client(home)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(server, "tracking_uri", tracking_uri)
+        patched.setattr(server, "client", with_database)
         yield
 
 

@@ -280,7 +280,14 @@ def test_damaged_checkpoint_restarts_the_stage(
             k: v for k, v in artifact.meta.items() if k in ("steps", "best_step")
         }
 
-    truth = pipeline_of(fresh_home("undisturbed"))
+    begun = fresh_home("begun")
+    for name in ("raw", "drafts", "curated"):
+        Pipeline.open("sft", home=begun, profile="test", overrides=options).make(name)
+
+    def home_of(name: str) -> Path:
+        return shutil.copytree(begun, begun.parent / name, symlinks=True)
+
+    truth = pipeline_of(home_of("undisturbed"))
     assert truth[1]["best_step"] != truth[1]["steps"], "the best checkpoint must be read at the end"
     saved = ratchet.components.training.trainer.save_checkpoint
 
@@ -290,7 +297,7 @@ def test_damaged_checkpoint_restarts_the_stage(
             raise KeyboardInterrupt
 
     for name in ("checkpoint-3", "best"):
-        home = fresh_home(name)
+        home = home_of(name)
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
             patched.setattr(ratchet.components.training.trainer, "save_checkpoint", killed)
             pipeline_of(home)
