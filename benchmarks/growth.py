@@ -282,6 +282,7 @@ def _spread(point: dict[str, Any], work: Callable[[Any, int], int]) -> dict[str,
                 with clock:
                     tokens = work(engine, PARTS * ROWS)
         finally:
+            shards.connect(())
             for connection in connections:
                 connection.close()
             stop_engines(workers)

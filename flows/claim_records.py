@@ -10,7 +10,6 @@ it again.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -107,7 +106,6 @@ def claiming() -> list[str]:
     return [name for name, recipe in written().items() if recipe.claim]
 
 
-@functools.cache
 def claim_of(name: str) -> Claim:
     """The claim of a recipe. `RecipeError` for an unknown recipe or one without a claim."""
     claim = load(name)[0].claim

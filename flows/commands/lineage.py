@@ -46,13 +46,18 @@ def lineage(model: Model, home: Home = OUT, as_json: Json = False) -> None:
     console.print(tree(made), soft_wrap=False)
     kept = made["run"] and (home / "runs" / made["run"]).is_dir()
     folder = home / "runs" / made["run"] if kept else Path(".")
-    picture = folder / "lineage" / f"{made['product']}.svg"
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    drawing = Console(record=True, file=StringIO(), width=140)
-    drawing.print(tree(made))
-    title += f": recipe {made['recipe']}, run {made['run']}, code {made['revision'][:12]}"
-    drawing.save_svg(str(picture), title=title)
+    picture = draw(made, folder / "lineage" / f"{made['product']}.svg", title)
     print_facts(console, [("picture", str(picture))])
+
+
+def draw(made: Mapping[str, Any], path: Path, title: str) -> Path:
+    """Write the tree to an SVG file."""
+    console = Console(record=True, file=StringIO(), width=140)
+    console.print(tree(made))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    about = f"recipe {made['recipe']}, run {made['run']}, code {made['revision'][:12]}"
+    console.save_svg(str(path), title=f"{title}: {about}")
+    return path
 
 
 def facts(made: Mapping[str, Any]) -> list[tuple[str, str]]:

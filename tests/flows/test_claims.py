@@ -17,7 +17,7 @@ from ratchet.components.errors import DataError, RecipeError
 from ratchet.components.piece import ROOT
 from ratchet.components.recipes.conform import conform
 from ratchet.components.recipes.plan import Stage, our_sources
-from ratchet.components.recipes.recipe import load
+from ratchet.components.recipes.recipe import load, written
 from ratchet.components.recipes.schema_claim import Claim as StatedClaim
 from ratchet.components.storage.store import Store, digest
 from ratchet.flows import claim_records, claim_values, claims
@@ -342,14 +342,10 @@ def test_the_page_has_what_every_claim_states_and_the_counts_of_its_check() -> N
     rows = {row.split("`")[1]: row for row in claim_records.stated(read()).splitlines()[2:]}
     assert set(rows) == set(claim_records.claiming())
     assert "| updates: 15 and 15 of spo_reward_model |" in rows["spo"]
-    assert rows["bandit"].endswith(
-        "| none: it is compared with its own policy before training | not recorded |"
-    )
+    assert rows["sentiment_dpo"].endswith("| updates | neither |")
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, one in read().items() if claim_records.claim_of(name).counted]
-)
+@pytest.mark.parametrize("name", [name for name, one in written().items() if one.claim and one.claim.counted])
 def test_a_stored_verdict_with_an_equal_budget_was_not_won_by_a_larger_one(name: str) -> None:
     for row in read()[name].comparisons.values():
         assert claims._fair(row.decision, row.own_budget, row.baseline_budget)

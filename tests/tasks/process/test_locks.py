@@ -162,13 +162,14 @@ def lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     )
     seen = dict[str, tuple[str, ...]]()
 
-    def make(pipeline: Any, name: str) -> None:
+    def make(pipeline: Any, name: str) -> Any:
         there = pipeline.stages[name].does in pipeline.remote
         if there and len(used) == 2:
             meet.wait(60)  # both leaders have come as far
         with gpu_slots(1 if there else 0):
             used[pipeline.store.home.name][name] = 2 - limit.free
             seen[name] = pipeline.devices
+        return SimpleNamespace(path=tmp_path)
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # a machine without GPUs
     monkeypatch.setattr(locks, "GPU_LOCKS", tmp_path / "gpus")
