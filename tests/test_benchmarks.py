@@ -20,6 +20,7 @@ from benchmarks.inputs import collect
 from benchmarks.works import TRAINING, WORKS, Peer, Work, in_precision
 from ratchet.components.data.groups import write_groups
 from ratchet.components.models.tiny import conversation
+from ratchet.components.stages import shards
 from ratchet.components.types import Group, Prompt, Trajectory
 from ratchet.tasks.process.launch import ENVIRONMENT
 
@@ -221,6 +222,7 @@ def test_engine_processes_answer_the_same_rows_as_one() -> None:
     point = {**point, "length": 8}
     one, two = (growth.sample_processes({**point, "value": n}, "default")["tokens"] for n in (1, 2))
     assert one == two and 0 < one[0] <= growth.PARTS * growth.ROWS * 4
+    assert shards._engines == ((), None), "the next stage in this process has engines that are gone"
 
 
 def test_shards_of_an_instant_call_are_computed_once() -> None:

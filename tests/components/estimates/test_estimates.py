@@ -470,6 +470,21 @@ def test_published_8b_setup_fits(profile: str) -> None:
     assert all(c.seconds > 0 for c in costs if c.learn or c.sample)
 
 
+def test_an_update_moves_the_trained_parameters_only() -> None:
+    """28 bytes each, at 3350e9 B/s: the top ten layers of a policy, 12 of 30 layers of a reward model."""
+    recipe, gpu = load("chat", profile="gpu")
+    rates = stated_rates(recipe, gpu, SMOL, length=100)
+    top = {"name": "top_layers", "count": 10}
+    learns, _ = trained(SMOL, top)
+    assert rates and 0 < learns < SMOL.parameters / 2
+    assert rates.update[adapter_key(top)] == pytest.approx(28 * learns / 3350e9)
+    recipe, gpu = load("chat", profile="gpu", overrides=["reward.fit.batch=16", "reward.fit.epochs=3"])
+    splits = {name: Split(160, 50.0) for name in ("reward", "reward_validation")}
+    costs = estimate(recipe, gpu, plan(recipe, gpu), SMOL, splits, None)
+    (reward,) = (c for c in costs if c.stage.name == "reward")
+    assert reward.updates == pytest.approx(12 / 30 * 3 * 160 / 16)
+
+
 def test_decoding_reads_weights_and_cache_in_the_engines_precision() -> None:
     rates = []
     for precision in ("float32", "bfloat16"):
