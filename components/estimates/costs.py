@@ -82,6 +82,11 @@ class StageCosts(Sizes):
             split = split + self.split(options["also"], None, most, stage.inputs["also"])
         cost = self.learned(stage, options["fit"], split, 2, self.reward_shape)
         cost.learn *= self.depth * self.pairs(split) / (2 * split.groups * split.tokens or 1)
+        if options["by_prompt"] and (steps := self.observed.steps.get(stage.name)):
+            fit, answer = options["fit"], self.observed.answer("", split.tokens)
+            shared = steps * fit["batch"] * (split.tokens - answer)  # each prompt once, with all its pairs
+            cost.learn = self.depth * (shared + fit["epochs"] * split.groups * 2 * answer)
+            cost.updates = steps
         cost.updates *= self.depth
         source = stage.inputs.get("validation_data", source)
         validation = self.split(options["validation"], options["limit_validation"], most, source)

@@ -12,13 +12,15 @@ from ratchet.components.estimates.split import Split
 @dataclass(frozen=True)
 class Observed:
     """`answers`: mean length of an answer in sampled tokens; `groups`: number of groups that a stage kept;
-    `data`: sizes of the data sets that a stage made from answers; by stage name. `run`: the earlier run.
+    `data`: sizes of the data sets that a stage made from answers; `steps`: optimiser steps of a stage that
+    trained; by stage name. `run`: the earlier run.
     """
 
     answers: Mapping[str, float] = field(default_factory=dict)
     groups: Mapping[str, float] = field(default_factory=dict)
     data: Mapping[str, Mapping[str, Split]] = field(default_factory=dict)
     run: str = ""
+    steps: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -35,7 +37,8 @@ class Observed:
                 answers[name] = meta["tokens"] / counts["responses"]
             if kept := [count for what, count in counts.items() if what.startswith("groups after ")]:
                 groups[name] = float(kept[-1])
-        return cls(answers, groups, data or {}, run)
+        steps = {name: float(meta["steps"]) for name, meta in results.items() if meta.get("steps")}
+        return cls(answers, groups, data or {}, run, steps)
 
     def answer(self, stage: str, most: float) -> float:
         """Mean length of the answers of a stage, of all answers where this one's are unknown; `most` where

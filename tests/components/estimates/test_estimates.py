@@ -11,6 +11,7 @@ import pytest
 
 from ratchet.components.errors import RecipeError
 from ratchet.components.estimates.capacity import check_capacity
+from ratchet.components.estimates.cost import Cost
 from ratchet.components.estimates.costs import estimate
 from ratchet.components.estimates.memory import (
     PROCESS,
@@ -483,6 +484,28 @@ def test_an_update_moves_the_trained_parameters_only() -> None:
     costs = estimate(recipe, gpu, plan(recipe, gpu), SMOL, splits, None)
     (reward,) = (c for c in costs if c.stage.name == "reward")
     assert reward.updates == pytest.approx(12 / 30 * 3 * 160 / 16)
+
+
+def test_pairs_of_a_prompt_share_it_where_an_earlier_run_says_how_many_prompts_there_were() -> None:
+    """600 pairs of 40 + 20 tokens; the earlier run passed 4 prompts in each of 25 steps, 2 epochs of 50."""
+    recipe, profile = load(
+        "instruct", profile="test", overrides=["reward.fit.epochs=2", "reward.fit.batch=4"]
+    )
+    stages = plan(recipe, profile)
+    pairs = {"reward": Split(400, 60.0), "reward_validation": Split(10, 60.0)}
+    more = {"reward": Split(200, 60.0), "reward_validation": Split(10, 60.0)}
+    data = {"preferences": pairs, "demonstrations": more}
+    before = {"rollout_1": {"tokens": 200, "counts": {"responses": 10}}, "reward": {"steps": 25}}
+
+    def reward(seen: Observed) -> Cost:
+        costs = estimate(recipe, profile, stages, SMOL, {}, None, seen)
+        return next(c for c in costs if c.stage.name == "reward")
+
+    bound = reward(Observed.of({"rollout_1": before["rollout_1"]}, data))
+    known = reward(Observed.of(before, data))
+    assert bound.learn == pytest.approx(20 / 30 * 2 * 600 * (60 + 20))
+    assert known.learn == pytest.approx(20 / 30 * (25 * 4 * 40 + 2 * 600 * 2 * 20))
+    assert known.updates == pytest.approx(20 / 30 * 25)
 
 
 def test_decoding_reads_weights_and_cache_in_the_engines_precision() -> None:
