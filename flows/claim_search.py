@@ -12,7 +12,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import field, replace
 from pathlib import Path
 
 import numpy as np
@@ -46,35 +46,25 @@ class Tried:
 
 @record
 class Search:
-    """The search in one arm of a claim. `section`: path of the section whose learning rate was tried;
-    `used`: the recipe's own rate at that time.
+    """The search in one arm of a claim. `section`: path of the section whose learning rate is tried;
+    `used`: the recipe's own rate.
     """
 
     recipe: str  # that claims
     arm: str
     section: str
     used: Positive
-    first_seed: Natural
-    tried: list[Tried]
-
-
-@dataclass(frozen=True)
-class Arm:
-    """What is searched in one arm."""
-
-    recipe: str
-    arm: str
-    section: str
-    used: float
+    first_seed: Natural = FIRST_SEED
+    tried: list[Tried] = field(default_factory=list)
 
     @property
     def rates(self) -> list[float]:
         return [float(f"{factor * self.used:.3g}") for factor in FACTORS]
 
 
-def arms_of(recipe: str) -> list[Arm]:
-    """The arms of a claim, each with its last trained section; none if no baseline is a recipe, or one of
-    them trains nothing, so that there is nothing to tune on its side.
+def arms_of(recipe: str) -> list[Search]:
+    """What to search in the arms of a claim, the last trained section of each; none if no baseline is a
+    recipe, or one of them trains nothing, so that there is nothing to tune on its side.
     """
     baselines = claim_of(recipe).recipes
     found = []
@@ -85,7 +75,7 @@ def arms_of(recipe: str) -> list[Arm]:
         if not trained:
             return []
         section, fit = trained[-1]
-        found.append(Arm(recipe, arm, section, fit.learning_rate))
+        found.append(Search(recipe, arm, section, fit.learning_rate))
     return found
 
 
@@ -121,7 +111,7 @@ def search(
             if all(node_of(claim_values.report_of(run)) in done for run in own):
                 values, _, _ = claim_values.values(claim_of(one.recipe), own, own)
                 tried.append(Tried(rate, values))
-        found.append(Search(one.recipe, one.arm, one.section, one.used, FIRST_SEED, tried))
+        found.append(replace(one, tried=tried))
     return found
 
 

@@ -85,8 +85,8 @@ class StageCosts(Sizes):
         if options["by_prompt"] and (steps := self.observed.steps.get(stage.name)):
             fit, answer = options["fit"], self.observed.answer("", split.tokens)
             shared = steps * fit["batch"] * (split.tokens - answer)  # each prompt once, with all its pairs
-            cost.learn = self.depth * (shared + fit["epochs"] * split.groups * 2 * answer)
-            cost.updates = steps
+            passed = self.depth * (shared + fit["epochs"] * split.groups * 2 * answer)
+            cost.learn, cost.updates = min(cost.learn, passed), min(cost.updates, steps)
         cost.updates *= self.depth
         source = stage.inputs.get("validation_data", source)
         validation = self.split(options["validation"], options["limit_validation"], most, source)
@@ -241,9 +241,7 @@ class StageCosts(Sizes):
         measures = self.read("measure", options["measures"])
         others = self.read("annotate", options["metrics"]) | measures
         models = 1 + len(others - {"policy", *self.trained})
-        of_measures = len(
-            measures - {*self.recipe.models, *self.trained}
-        )  # of the policy's size; not encoders
+        of_measures = len(measures - {*self.recipe.models, *self.trained})  # no encoders: they are small
         score = 0.0
         for name, arm in options["arms"].items():
             held_out = self.split(arm["data"], options["prompts"], None)

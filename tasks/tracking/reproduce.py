@@ -105,9 +105,12 @@ def bring(pipeline: Pipeline, stage: Stage, recorded: Mapping[str, Any], home: P
 
 
 def _digest(place: Path) -> str:
-    """Content digest of a directory from its files, since data/ has no manifest."""
+    """Content digest of a directory from its files, since data/ has no manifest; '' if unreadable."""
     files = [file for file in place.rglob("*") if file.is_file() and file != place / MANIFEST]
-    return content({str(file.relative_to(place)): {"sha256": file_digest(file)} for file in files})
+    try:
+        return content({str(file.relative_to(place)): {"sha256": file_digest(file)} for file in files})
+    except OSError:
+        return ""
 
 
 def surroundings(made: Mapping[str, Any]) -> list[str]:

@@ -38,7 +38,7 @@ log = logging.getLogger("ratchet.tracking")
 KEY = "ratchet.key"  # tag: identity of a run
 COMPLETE = "ratchet.complete"  # tag: end time up to which a finished run is fully uploaded
 LIMITS = {"parameter": 6000, "tag": 8000, "digest": 36}  # MLflow's, in characters
-version_of = functools.cache(dvc_md5)  # artifacts are immutable and shared by stages
+data_digest = functools.cache(dvc_md5)  # artifacts are immutable and shared by stages
 
 
 def sync(run_dir: Path, home: Path) -> int:
@@ -213,7 +213,7 @@ class Uploader:
         inputs = {one.dataset.name for one in (there.inputs.dataset_inputs if there.inputs else ())}
         for name, (role, path) in run.inputs.items():
             if name not in inputs:
-                source, version = HTTPDatasetSource(f"file:{path}"), version_of(path)[: LIMITS["digest"]]
+                source, version = HTTPDatasetSource(f"file:{path}"), data_digest(path)[: LIMITS["digest"]]
                 data = MetaDataset(source, name=name, digest=version)._to_mlflow_entity()
                 shown = DatasetInput(data, [InputTag("mlflow.data.context", role)])
                 self._send(self.mlflow.log_inputs, sent.id, [shown])

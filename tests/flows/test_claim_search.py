@@ -16,7 +16,7 @@ from ratchet.components.recipes.phases import section_at
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.recipes.recipe import load
 from ratchet.flows import claim_search
-from ratchet.flows.claim_records import claim_of
+from ratchet.flows.claim_records import claim_of, read
 from ratchet.flows.claim_search import Search, Tried
 
 
@@ -107,6 +107,21 @@ def test_the_table_compares_as_written_and_at_the_best_of_both() -> None:
 def test_the_page_has_the_stored_searches() -> None:
     page = (claim_search.STORED.with_name("claims.md")).read_text()
     assert claim_search.filled(page, claim_search.read()) == page
+
+
+def test_no_decided_claim_changes_side_at_the_best_rates() -> None:
+    """As docs/claims.md says: the difference of the best results is on the side of each verdict."""
+    decided = set()
+    for row in claim_search.table(claim_search.read()).splitlines()[2:]:
+        name, best = row.split("`")[1], float(row.split("|")[6])
+        claim, verdict = claim_of(name), read()[name].verdict
+        gain = -best if claim.direction == "lower" else best
+        if verdict != "undecided":
+            decided.add(name)
+        assert verdict != "holds" or gain > 0, row
+        assert verdict != "does not hold" or gain < claim.at_least, row
+    page = claim_search.STORED.with_name("claims.md").read_text()
+    assert f"So it is for all {len(decided)} decided claims of the table" in page
 
 
 @pytest.mark.parametrize("one", claim_search.read(), ids=lambda one: f"{one.recipe}-{one.arm}")
