@@ -36,6 +36,15 @@ def folder_with(folder, text):
     return folder
 
 
+def test_a_file_replaces_a_file_in_one_step(tmp_path, monkeypatch):
+    """A kill leaves the old one or the new one, never none."""
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(name)
+    publish(tmp_path / "a", tmp_path / "out")
+    monkeypatch.setattr(Path, "rename", lambda *_: pytest.fail("moved away first"))
+    assert publish(tmp_path / "b", tmp_path / "out") and (tmp_path / "out").read_text() == "b"
+
+
 def test_publish_commit_push_and_pull_round_trip(workspace, tmp_path):
     publish(folder_with(tmp_path / "v1", "first"), workspace / "data" / "raw")
     publish(tmp_path / "v1" / "a.txt", workspace / "data" / "one.txt")

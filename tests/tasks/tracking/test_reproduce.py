@@ -16,6 +16,7 @@ from ratchet.components.recipes.recipe import dump, load, names, reread
 from ratchet.tasks.data.versioning import commit, dvc, publish
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.registry.lineage import write_lineage
+from ratchet.tasks.tracking import reproduce as tracking_reproduce
 from ratchet.tasks.tracking.reproduce import reproduce, surroundings
 
 
@@ -63,6 +64,18 @@ def test_reproduction_is_identical_and_detects_tampering(tiny_home: Path, tmp_pa
     assert found[-1].files == ("model.safetensors",)
     with pytest.raises(RecipeError, match="not empty"):
         next(reproduce(recorded, tmp_path / "third", home=tiny_home))
+
+
+def test_a_place_that_cannot_be_read_is_not_the_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next place is tried, instead of ending the reproduction."""
+    (tmp_path / "a.txt").write_text("a")
+    assert tracking_reproduce._digest(tmp_path)
+
+    def broken(file: Path) -> str:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(tracking_reproduce, "file_digest", broken)
+    assert tracking_reproduce._digest(tmp_path) == ""
 
 
 def test_missing_inputs_are_downloaded(tiny_home: Path, tmp_path: Path) -> None:
