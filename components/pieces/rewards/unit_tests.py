@@ -19,7 +19,9 @@ from ratchet.components.stages.progress import advance
 from ratchet.components.training import ranks
 from ratchet.components.types import OK, Columns, Context, Group, Prompt
 
-FENCE = re.compile(r"```(?:py(?:thon)?3?)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+FENCE = re.compile(r"```(?:[^\n`]+```|[ \t]*([\w+#.-]*)[^\n`]*\n(.*?)(?:```|\Z))", re.DOTALL)
+"""Code within a line, or a block with its language; every fence is read, so that none that closes opens."""
+PYTHON = ("", "py", "python", "py3", "python3")
 STOPS = re.compile(r"\n(?=(?:class |def |#|if |print|@|```))")  # stop sequences of the paper
 
 
@@ -27,11 +29,13 @@ def program_of(prompt: Prompt, text: str) -> str:
     """The answer's code followed by the tests, as one program that completes if all pass.
 
     Tests: HumanEval (`meta.test` defines check(candidate), `meta.entry_point` names the function) or MBPP
-    (`meta.test_list`, asserts). The code is the last fenced block, else the text; if it does not define the
-    entry point, it continues the prompt. `ValueError` if there are no tests.
+    (`meta.test_list`, asserts). The code is the last fenced block of Python that defines the entry point,
+    else the last one, else the text; if it does not define the entry point, it continues the prompt.
+    `ValueError` if there are no tests.
     """
-    blocks = FENCE.findall(text)
-    code, entry = blocks[-1] if blocks else text, prompt.meta.get("entry_point")
+    entry = prompt.meta.get("entry_point")
+    blocks = [block[2] for block in FENCE.finditer(text) if block[2] and block[1].lower() in PYTHON]
+    code = next((code for code in reversed(blocks) if _defines(code, entry)), (blocks or [text])[-1])
     if prompt.meta.get("test") and entry:
         tests = f"{prompt.meta['test']}\n\ncheck({entry})"
     elif prompt.meta.get("test_list"):
@@ -40,9 +44,13 @@ def program_of(prompt: Prompt, text: str) -> str:
         raise ValueError(
             f"prompt {prompt.id!r} has no tests: expected meta.test with meta.entry_point, or meta.test_list"
         )
-    if entry and not re.search(rf"^def {re.escape(entry)}\b", code, re.MULTILINE):
+    if entry and not _defines(code, entry):
         code = prompt.messages[-1]["content"] + (code if blocks else STOPS.split(code)[0])
     return f"{code}\n\n{tests}\n"
+
+
+def _defines(code: str, entry: str | None) -> bool:
+    return bool(entry) and re.search(rf"^def {re.escape(entry)}\b", code, re.MULTILINE) is not None
 
 
 @piece(writes=("reward.unit_tests", "reward.unit_tests.status"), paper="arXiv:2107.03374", by_group=True)

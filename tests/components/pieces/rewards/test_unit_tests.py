@@ -43,6 +43,23 @@ def test_code_is_extracted_from_every_answer_format() -> None:
     assert values == [1.0] * 6 + [0.0] * 5 and set(status) == {"ok"}
 
 
+def test_a_right_answer_passes_whatever_else_is_in_fences() -> None:
+    right = f"```python\n{ASKED}    return a + b\n```"
+    values, _ = rewarded(
+        PROBLEM,
+        f"Save it:\n```bash\ntouch add.py\n```\n{right}",  # a closing fence opens no block
+        f"{right}\nIt prints:\n```text\n5\n```\nDone.",
+        f"{right}\nAn example:\n```python\nprint(add(2, 3))\n```",  # the last block that defines `add`
+        f"{right}\nIts output:\n```\n5\n```\n",
+        f"Use ```add``` so:\n{right}",
+        right.replace("```python", '```python title="add.py"'),
+        right.replace("\n", "\r\n"),
+        "```json\n{}\n```\n",
+        f"{right}\nOr shorter:\n```python\ndef add(a, b): return a - b\n```",
+    )
+    assert values == [1.0] * 7 + [0.0] * 2
+
+
 def test_attack_on_the_unit_tests_scores_zero_and_the_process_survives() -> None:
     """Never run outside the sandbox."""
     bomb, killer = (
