@@ -20,6 +20,10 @@ RUN = re.compile(
     rf"{NUMBER}(?:(?:\s*[,;]|\s+or|\s+and)?\s+{NUMBER}|[,;]{NUMBER.replace('.,/', '.')})*", re.IGNORECASE
 )
 MATHS = re.compile(r"\$([^$]*[\\^_][^$]*)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+SINGLE = re.compile(r"\$([-+]?[\d.,/]*\d)\$|\\\(([-+]?[\d.,/]*\d)\\\)")
+"""A formula that is a number: between such delimiters "$70$ or $72$" would not be seen as an enumeration."""
+SEVERAL = re.compile(r"[,;](?!\d{3}\b)|\bor\b|\band\b", re.IGNORECASE)
+"""What separates values before an = sign: x = 70 or x = 72 is no number."""
 WORDS = {
     r"\$": "$",
     r"\%": "%",
@@ -44,14 +48,13 @@ def plain(text: str) -> str:
 def number(text: str) -> tuple[Fraction, bool] | None:
     r"""Value of a single number, and whether it is a percentage: 1,000, 3.50, $5, 50%, 3/4, \frac{3}{4}, 72
     clips, x =
-    72. None for anything else.
+    72. None for anything else, several values among it.
     """
-    text = (
-        re.sub(r"\\(?:text|mathrm)\{([^{}]*)\}", r" \1", plain(text).strip("$ "))
-        .rpartition("=")[2]
-        .strip()
-        .rstrip(".")
-    )
+    text = re.sub(r"\\(?:text|mathrm)\{([^{}]*)\}", r" \1", plain(text).strip("$ "))
+    before, _, text = text.rpartition("=")
+    if SEVERAL.search(before):
+        return None
+    text = text.strip().rstrip(".")
     text = re.sub(r"^([-+]?)\\frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}$", r"\1\2/\3", text)
     match = re.match(NUMBER, text)
     if not match or not re.fullmatch(r"[A-Za-z°\s]*", text[match.end() :].removeprefix("/")):
@@ -78,7 +81,7 @@ def final_part(text: str, numeric: bool) -> str:
     boxed = last_boxed(text)
     if boxed is not None:
         return boxed
-    text = plain(text)
+    text = SINGLE.sub(lambda found: found[1] or found[2], plain(text))
     if numeric and number(text):
         return text
     *_, mark = (None, *MARK.finditer(text))
@@ -121,5 +124,6 @@ def math_verify(prompt: Prompt, trajectory: Trajectory, *, seconds: Positive = 3
         return float(found is not None and same(known, found))
     return float(
         answer.casefold() == gold.casefold()
-        or (bool(answer) and equal(gold.strip("$"), answer.strip("$"), seconds))
+        # math-verify takes any of several formulas as the answer, so the delimiters between them are left out
+        or (bool(answer) and equal(gold.replace("$", ""), answer.replace("$", ""), seconds))
     )

@@ -69,6 +69,11 @@ RIGHT += [
     (r"so it is \boxed{\frac{1}{2}}", r"\boxed{0.5}"),
     ("2", r"\boxed{\sqrt{4}}"),
     ("1000", r"\boxed{10^3}"),
+    ("72", r"The answer is \(72\) clips, not \(70\)."),
+    ("600", "It is $5,$600 with the fee: $600"),
+    ("x=1 or x=2", r"\boxed{x=1$ or $x=2}"),
+    ("1500", r"\boxed{2,000 - 500 = 1,500}"),
+    ("72", "The answer is x, so x = 72."),
 ]
 WRONG = [
     ("72", text)
@@ -110,6 +115,16 @@ WRONG += [
     ("Paris", "It is Rome"),
     ("x^2+1", r"\boxed{x^2+2}"),
     ("(1,2)", "The answer is (2, 1)."),
+    ("72", "The answer is $72$ or $70$."),
+    ("72", "The answer is $70$, $71$ and $72$"),
+    ("72", r"The answer is \(72\) or \(70\)."),
+    ("72", r"\boxed{70$ $71$ $72}"),
+    ("72", r"\boxed{x=70$ or $x=72}"),
+    ("72", r"\boxed{x=70, x=72}"),
+    ("72", r"\boxed{x=70 \text{ and } x=72}"),
+    ("x=1 or x=2", r"\boxed{2}"),
+    ("(1,2)", r"\boxed{(2,1)$ $(1,2)}"),
+    (r"\frac{\pi}{2}", r"\boxed{\pi$ $\frac{\pi}{2}}"),
 ]
 
 
