@@ -57,7 +57,10 @@ def cheats(text: str, instruction: Mapping[str, Any], question: str = "") -> boo
         FAMILIES[form].obeys(text) for form in FORMS if form != instruction["family"]
     ):
         return True
-    if question.strip() and _joined(question) in whole and len(_without(whole, question).split()) < 3:
+    added = whole
+    while question.strip() and _joined(question) in added:  # repeats share a space, which one pass takes
+        added = _without(added, question)
+    if added != whole and len(added.split()) < 3:
         return True
     wordings = range(len(FAMILIES[instruction["family"]].wordings))
     wordings_of_instruction = [

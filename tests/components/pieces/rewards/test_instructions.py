@@ -320,6 +320,10 @@ def test_repeating_the_question_is_refused() -> None:
     assert not obeys("What is your favorite food?", prompt, QUESTIONS[0])
     assert not obeys("Well, what is your favorite food?", prompt, QUESTIONS[0])
     assert obeys("I like pizza best. What is your favorite food?", prompt, QUESTIONS[0])
+    longer = instruction("at_least_words", n=18)
+    twice = " ".join([QUESTIONS[0]] * 4)
+    assert FAMILIES["at_least_words"].obeys(twice, n=18) and not obeys(twice, longer, QUESTIONS[0])
+    assert not obeys(f"Well. {twice}", longer, QUESTIONS[0])
 
 
 def test_most_words_from_the_instruction_or_one_word_over_and_over_are_refused() -> None:
