@@ -44,10 +44,11 @@ def cheats(text: str, instruction: Mapping[str, Any], question: str = "") -> boo
     True for an answer without words; with fewer than three words, unless the family is in `MAY_BE_SHORT`; in
     a format of `FORMS` that belongs to another family (a policy that quotes everything would otherwise lose
     nothing; JSON may contain anything); containing the instruction in any wording; repeating the question
-    with fewer than three added words; with a demanded word or letter that stands alone in quotation marks
-    ('The word "family" is a noun.' mentions it, families `USED`); with one word as more than half of six or
-    more words; with three quarters of four or more words from the instruction, required phrases aside (fixed
-    answers are exempt); or JSON whose values have no word but the instruction's ('{"type": "json"}').
+    with fewer than three added words; of a demanded phrase, word or letter and nothing else, however often;
+    with a demanded word or letter that stands alone in quotation marks ('The word "family" is a noun.'
+    mentions it, families `USED`); with one word as more than half of six or more words; with three quarters
+    of four or more words from the instruction, required phrases aside (fixed answers are exempt); or JSON
+    whose values have no word but the instruction's ('{"type": "json"}').
     """
     own_words, params = words(text), instruction["params"]
     whole = _joined(text)
@@ -57,10 +58,10 @@ def cheats(text: str, instruction: Mapping[str, Any], question: str = "") -> boo
         FAMILIES[form].obeys(text) for form in FORMS if form != instruction["family"]
     ):
         return True
-    added = whole
-    while question.strip() and _joined(question) in added:  # repeats share a space, which one pass takes
-        added = _without(added, question)
-    if added != whole and len(added.split()) < 3:
+    if question.strip() and _joined(question) in whole and len(_bare(whole, question)) < 3:
+        return True
+    demanded = [value for value in params.values() if isinstance(value, str)]
+    if demanded and not _bare(whole, *demanded):
         return True
     wordings = range(len(FAMILIES[instruction["family"]].wordings))
     wordings_of_instruction = [
@@ -74,8 +75,8 @@ def cheats(text: str, instruction: Mapping[str, Any], question: str = "") -> boo
         return True
     if len(own_words) >= 6 and max(map(own_words.count, set(own_words))) > len(own_words) / 2:
         return True
-    for value in params.values():
-        whole = _without(whole, value) if isinstance(value, str) else whole
+    for value in demanded:
+        whole = _without(whole, value)
     rest, theirs = whole.split(), set(words(instruction["text"]))
     if instruction["family"] == "json" and set(words_in_json(text)) <= theirs:
         return True
@@ -103,6 +104,14 @@ def _joined(text: str) -> str:
 
 def _without(joined: str, phrase: str) -> str:
     return joined.replace(_joined(phrase), " ")
+
+
+def _bare(joined: str, *phrases: str) -> list[str]:
+    """The words without any of the phrases. Neighbours share a space, which the first takes with it."""
+    for phrase in phrases:
+        while _joined(phrase) in joined:
+            joined = _without(joined, phrase)
+    return joined.split()
 
 
 def obeys(text: str, instruction: Mapping[str, Any], question: str = "") -> bool:

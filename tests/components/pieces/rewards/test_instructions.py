@@ -334,6 +334,28 @@ def test_most_words_from_the_instruction_or_one_word_over_and_over_are_refused()
     assert not cheats("No, no, no!", prompt)
 
 
+@pytest.mark.parametrize(
+    ("family", "params", "empty", "full"),
+    [
+        ("begin_with", {"phrase": "In my opinion"}, "In my opinion: In my opinion:", "In my opinion, no."),
+        (
+            "end_with",
+            {"phrase": "Thanks for asking."},
+            "Thanks for asking, thanks for asking.",
+            "Yes. Thanks for asking.",
+        ),
+        ("include_word", {"word": "family"}, "Family: family-family", "Family comes first."),
+        ("letter_frequency", {"letter": "k", "n": 2}, "K, k, k!", "I like kale."),
+    ],
+)
+def test_a_demanded_phrase_over_and_over_is_refused(
+    family: str, params: dict[str, Any], empty: str, full: str
+) -> None:
+    spec = instruction(family, **params)
+    assert FAMILIES[family].obeys(empty, **params) and not obeys(empty, spec)
+    assert obeys(full, spec)
+
+
 def test_json_that_says_no_more_than_its_instruction_is_refused() -> None:
     instructions = [{**instruction("json"), "text": wording} for wording in FAMILIES["json"].wordings]
     assert any("JSON" in one["text"] for one in instructions)
