@@ -154,13 +154,15 @@ def updates(pipeline: Pipeline) -> float:
 def tokens(pipeline: Pipeline) -> float:
     """Tokens that the policy was trained on; with on-policy steps, tokens that it sampled."""
     trained = {stage.name for stage, _ in _learning(pipeline)}
-    lines = [line for stage, line in logged(pipeline) if stage.name in trained]
-    return float(
-        sum(
-            line.get("trainable_tokens", line.get("rollout/responses", 0) * line.get("rollout/length", 0))
-            for line in lines
-        )
-    )
+    sampled, learned = 0.0, dict[str, float]()
+    for stage, line in logged(pipeline):
+        if stage.name not in trained:
+            continue
+        if "trainable_tokens" in line:  # those of the stage so far
+            learned[stage.name] = line["trainable_tokens"]
+        else:
+            sampled += line.get("rollout/responses", 0) * line.get("rollout/length", 0)
+    return sampled + sum(learned.values())
 
 
 def labels(pipeline: Pipeline) -> float:

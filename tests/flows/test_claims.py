@@ -138,6 +138,17 @@ def test_budgets_are_updates_tokens_and_labels(publish: Any, tmp_path: Path) -> 
     assert (claim_values.tokens(run), claim_values.labels(run)) == (47.0, 4.0)
 
 
+def test_logged_tokens_are_those_of_the_stage_so_far(publish: Any, tmp_path: Path) -> None:
+    """A fit logs a running total in every step: the same tokens in more steps are no larger budget."""
+    few = [{"trainable_tokens": 50.0}, {"trainable_tokens": 100.0}]
+    many = [{"trainable_tokens": 10.0 * step} for step in range(1, 11)]
+    runs = [
+        finished(publish, tmp_path, name, scored([1.0]), lines=lines, steps=len(lines))
+        for name, lines in (("few", few), ("many", many))
+    ]
+    assert claim_values.budgets("tokens", [runs[0]], [runs[1]]) == (100.0, 100.0)
+
+
 @pytest.mark.parametrize(
     "decision, own, baseline, fair",
     [
