@@ -174,5 +174,11 @@ def labels(pipeline: Pipeline) -> float:
         if stage.does in kept:
             kept[stage.does].append(pipeline.artifact(stage.name).meta.get("counts", {}).get("kept", 0))
     judged, read = max(kept["reward"], default=0), sum(kept["prepare_offline"])
-    sampled = 0 if judged else sum(line.get("rollout/responses", 0) for _, line in logged(pipeline))
-    return float(judged + read + sampled)
+    return float(judged + read + (0 if judged else _answered(pipeline)))
+
+
+def _answered(pipeline: Pipeline) -> float:
+    """Answers of the policy in on-policy steps and in rounds."""
+    stages = [stage for stage in pipeline.stages.values() if stage.does == "rollout"]
+    in_rounds = (pipeline.artifact(one.name).meta.get("counts", {}).get("responses", 0) for one in stages)
+    return sum(line.get("rollout/responses", 0) for _, line in logged(pipeline)) + sum(in_rounds)

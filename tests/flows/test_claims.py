@@ -149,6 +149,16 @@ def test_logged_tokens_are_those_of_the_stage_so_far(publish: Any, tmp_path: Pat
     assert claim_values.budgets("tokens", [runs[0]], [runs[1]]) == (100.0, 100.0)
 
 
+def test_labels_of_rounds_are_the_answers_that_were_scored(publish: Any, tmp_path: Path) -> None:
+    """Rounds log no answers: each has a stage that sampled them."""
+    run = finished(publish, tmp_path, "rounds", scored([1.0]), steps=4)
+    for number in (1, 2):
+        name = f"rollout_{number}"
+        answers = publish(name, kind="groups", counts={"responses": 32})
+        run.stages[name] = Stage(name, "rollout", "groups", {}, {}, answers.digest)
+    assert claim_values.labels(run) == 64.0
+
+
 @pytest.mark.parametrize(
     "decision, own, baseline, fair",
     [
