@@ -19,6 +19,8 @@ ARMS, NUMBERS = ("arm", "other", "third", "arms"), ("measure", "of", "to")
 """Options of reports that name arms, and numbers of arms."""
 TAKEN = {"final", "sft", "reward", "gold", "details", "spent"}
 """Words that begin or end the names of other metrics."""
+ONE_NUMBER = ("across_input", "labels_needed")
+"""Measures that are one number of all answers: every prompt has it, and an interval over prompts no width."""
 
 
 def check_evaluation(recipe: Recipe, known: set[str]) -> None:
@@ -135,7 +137,7 @@ def check_gates(recipe: Recipe) -> None:
     gates = recipe.register.gates if recipe.register else {}
     if gates and recipe.evaluate is None:
         raise RecipeError("register.gates: gates need an `evaluate` section; add one, or remove the gates")
-    metrics = measured(recipe)
+    metrics, single = measured(recipe), _of_one_number(recipe)
     for name, gate in gates.items():
         at = f"register.gates.{name}"
         if gate.over is None and gate.below is None:
@@ -148,11 +150,26 @@ def check_gates(recipe: Recipe) -> None:
             )
         if gate.interval and not metrics.get(name):
             raise RecipeError(f"{at}: this metric has no interval; remove `interval`")
+        if gate.interval and name.partition("_vs_")[0] in single:
+            raise RecipeError(
+                f"{at}: this measure is one number of all answers, of which prompts give no interval; remove "
+                "`interval`, or compare recipes over seeds"
+            )
     if recipe.register and (gates or recipe.register.champion.score) and (arm := other_policy(recipe)):
         raise RecipeError(
             f"evaluate.arms.{arm}: the gates and the champion are decided by this arm, which is not of the "
             "policy that is registered; name the arm of `model: policy` `policy`, or put it last"
         )
+
+
+def _of_one_number(recipe: Recipe) -> set[str]:
+    """Labels of the measures in `ONE_NUMBER`, and of the reports that read one."""
+    section = recipe.evaluate
+    if section is None:
+        return set()
+    measures = {label_of(spec) for spec in section.measures if spec["name"] in ONE_NUMBER}
+    read = [spec for spec in section.reports if measures & {spec.get(key) for key in NUMBERS}]
+    return measures | {label_of(spec) for spec in read}
 
 
 def _no_arm(recipe: Recipe, metric: str) -> str:
