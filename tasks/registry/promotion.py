@@ -11,7 +11,6 @@ arXiv:1910.04900). Every comparison is recorded as a tag on the challenger, and 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,7 +40,6 @@ from ratchet.tasks.tracking.server import service
 
 COMPARED = "comparison."  # tag: comparison.<champion's version>.<score>
 COUNT = "comparisons"  # tag of a champion: how many comparisons it had
-MOST_RESAMPLES = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -105,10 +103,8 @@ def against_champion(
         counted = max(len(earlier), int(best.tags.get(COUNT, 0)))  # a deleted challenger stays counted
         met = before["number"] if before.get("of") == of else 1 + counted
         share = spent(met, rule.alpha)
-        # at least forty resamples in each tail
-        resamples = min(MOST_RESAMPLES, max(10_000, math.ceil(80 / share)))
         try:
-            interval = paired_difference(mine, theirs, score, level=1 - share, resamples=resamples)
+            interval = paired_difference(mine, theirs, score, level=1 - share)
             found = Comparison(best.version, score, met, 1 - share, **interval, of=of)
         except DataError as error:  # keep the registration
             return Comparison(best.version, score, why_not=str(error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 
+import numpy as np
 import pytest
 
 from ratchet.components.errors import ContractError, RecipeError, StoreError
@@ -301,6 +302,19 @@ def test_comparable_gives_the_reason():
     assert (
         paired_difference(mine, evaluation([0.0, 1.0, 7.0]), "gold")["mean"] == 1.0
     )  # of the prompts both answered
+
+
+def test_few_prompts_give_a_wider_interval_of_the_difference() -> None:
+    """Of challengers that are no better, no more than the level says look better, also on eight prompts: the
+    first of a champion is compared at 97.5 %, and 4 % of its percentile intervals lay above 0.
+    """
+    rng, better = np.random.default_rng(0), 0
+    for _ in range(2000):
+        gains = rng.normal(size=8)
+        if gains.mean() > 1.5 * gains.std() / 8**0.5:  # the others cannot
+            interval = paired_difference(evaluation([*gains]), evaluation([0.0] * 8), "gold", level=0.975)
+            better += interval["low"] > 0
+    assert 0.004 < better / 2000 < 0.02
 
 
 def test_the_reward_that_training_raised_does_not_decide(version, home, tmp_path):
