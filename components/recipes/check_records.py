@@ -13,7 +13,7 @@ from typing import Any
 
 from ratchet.components.errors import DataError, GateError, RecipeError
 from ratchet.components.recipes.changed_rounds import with_rounds
-from ratchet.components.recipes.check_warnings import equal_labels, markup
+from ratchet.components.recipes.check_warnings import equal_labels, markup, one_conversation
 from ratchet.components.recipes.schema import Online, Recipe
 from ratchet.components.recipes.sections import Data
 from ratchet.components.recipes.splits import PROMPT_SECTIONS, kind_of
@@ -159,7 +159,11 @@ def check_records(recipe: Recipe, read: set[str], show: int = 0) -> Checked:
                 for reason, count in step["dropped"].items()
             }
         )
-        warnings += [*markup(made.splits), *equal_labels(recipe, made.splits)]
+        warnings += [
+            *markup(made.splits),
+            *equal_labels(recipe, made.splits),
+            *one_conversation(made.splits),
+        ]
         warnings += unread(
             {name: len(part) for name, part in made.parts.items()},
             read,

@@ -15,6 +15,7 @@ from ratchet.components.recipes.phases import sections
 from ratchet.components.recipes.reward_models import not_required
 from ratchet.components.recipes.schema import Learn, Online, Recipe, Reward
 from ratchet.components.recipes.smoke import LIMITED
+from ratchet.components.recipes.splits import kind_of
 from ratchet.components.types import Group
 
 SIZED = ("learning_rate", "max_tokens")
@@ -162,3 +163,18 @@ def markup(splits: Mapping[str, Sequence[Group]]) -> list[str]:
         f"{names}, which are encoded as text and open or close no turn; where they are left over from a "
         "rendered conversation, take them out, or read the column with the parser `text`"
     ]
+
+
+def one_conversation(splits: Mapping[str, Sequence[Group]]) -> list[str]:
+    """A warning for each split of the evaluation with several prompts from one conversation, of which a later
+    one contains the earlier: intervals, gates and champions count each as a prompt of its own.
+    """
+    warnings = list[str]()
+    for name, groups in splits.items():
+        of = {group.prompt.meta.get("conversation", group.prompt.id) for group in groups}
+        if kind_of(name) == "evaluate" and len(of) < len(groups):
+            warnings.append(
+                f"data.{name}: {len(groups):,} prompts are from {len(of):,} conversations, and intervals "
+                f"count them as independent, which makes them too narrow; set data.{name}.per_conversation: 1"
+            )
+    return warnings

@@ -43,6 +43,26 @@ def test_a_gate_on_an_interval_of_few_prompts_is_a_warning() -> None:
     assert len(few) == 1 and "evaluate.prompts" in few[0] and not many
 
 
+def test_evaluation_prompts_of_one_conversation_are_a_warning(tmp_path: Path) -> None:
+    """Of two turns of one conversation, the later prompt contains the earlier."""
+    turns = (
+        ("user", "where is {}?"),
+        ("assistant", "{} is here."),
+        ("user", "since when?"),
+        ("assistant", "{}."),
+    )
+    rows = [
+        {"messages": [{"role": role, "content": text.format(f"box {i}")} for role, text in turns]}
+        for i in range(200)
+    ]
+    data = {"source": "path:d.jsonl", "parser": "messages", "columns": {}}
+    file = mine(tmp_path, "sft", rows, data=data, evaluate={"prompts": 8})
+    (warning,) = (one for one in check_files(load(file)[0]).warnings if "conversation" in one)
+    assert "data.evaluate.per_conversation: 1" in warning
+    alone = load(file, overrides=["data.evaluate.per_conversation=1"])[0]
+    assert not [one for one in check_files(alone).warnings if "conversation" in one]
+
+
 def test_a_reward_model_that_nothing_reads_is_a_warning() -> None:
     asks = (
         "online.annotate=[{name: rewards.people, labels: 12, simulated: [0.1], verifier: rewards.length}]",
