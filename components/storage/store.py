@@ -19,6 +19,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from ratchet.components.types import Artifact
 
 MANIFEST = "manifest.json"
 DATED = ("metrics.jsonl", "data_docs")  # contain timestamps: excluded from the content digest
+TEMPORARY = re.compile(r"\..+\.\d+")  # names of `write_atomic` and `save_state` before they are complete
 
 
 def digest(value: Any) -> str:
@@ -162,6 +164,7 @@ class Store:
                 workspace = Workspace(root)
                 workspace.product.mkdir(parents=True, exist_ok=True)
                 workspace.progress.mkdir(parents=True, exist_ok=True)
+                _remove_leftovers(workspace)
                 yield workspace
 
     @contextlib.contextmanager
@@ -245,6 +248,16 @@ class Store:
                     f"{artifact.path / name} is damaged: its SHA-256 differs from the manifest; run again "
                     "to recompute it"
                 )
+
+
+def _remove_leftovers(workspace: Workspace) -> None:
+    """Remove what an earlier attempt left: files and checkpoints that were being written when it was killed
+    or the disk was full, and the manifest of an output that was not published. They are no part of an output.
+    """
+    (workspace.product / MANIFEST).unlink(missing_ok=True)
+    for path in [*workspace.product.rglob(".*"), *workspace.progress.glob(".*")]:
+        if TEMPORARY.fullmatch(path.name):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:

@@ -12,14 +12,22 @@ import pytest
 
 from ratchet.components.errors import DamageError, StoreError
 from ratchet.components.storage.run_directory import RunDirectory
-from ratchet.components.storage.store import MANIFEST, Store, digest, disk_errors, write_atomic
+from ratchet.components.storage.state import save_state
+from ratchet.components.storage.store import (
+    MANIFEST,
+    Store,
+    digest,
+    disk_errors,
+    read_manifest,
+    write_atomic,
+)
 
 KEY = digest("a key")
 
 
 def make(store: Store, text: str = "hello", key: str = KEY):
     with store.working("sft", key) as work:
-        (work.product / "deep").mkdir()
+        (work.product / "deep").mkdir(exist_ok=True)
         (work.product / "deep" / "file.txt").write_text(text)
         (work.progress / "checkpoint").write_text("half")
         return store.publish(work, "sft", key, "weights", ["parent"], {"loss": 1.0})
@@ -95,6 +103,46 @@ def test_recomputed_artifact_must_equal_the_damaged_one(tmp_path: Path) -> None:
         make(store, "another").path == artifact.path
         and (artifact.path / "deep" / "file.txt").read_text() == "another"
     )
+
+
+def test_the_advice_about_a_differing_recomputation_works(tmp_path: Path) -> None:
+    """The refused attempt had written its manifest, which is no file of the next one's output."""
+    store = Store(tmp_path)
+    artifact = make(store)
+    (artifact.path / "deep" / "file.txt").write_text("jello")
+    with pytest.raises(StoreError, match=rf"remove {artifact.path} to continue"):
+        make(store, "another")
+    shutil.rmtree(artifact.path)
+    assert make(store, "another").path == artifact.path
+    assert store.intact("sft", KEY) is not None
+
+
+def test_what_a_disturbed_write_left_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk, or SIGKILL, while a file or a checkpoint is written leaves its temporary name."""
+    undisturbed = make(Store(tmp_path / "undisturbed"))
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = Store(tmp_path / "disturbed")
+    with monkeypatch.context() as context, store.working("sft", KEY) as work:
+        context.setattr(os, "fsync", full)
+        for write in (
+            lambda: write_atomic(work.product / "metrics.jsonl", "{}"),
+            lambda: write_atomic(work.product / "deep" / "file.txt", "hello"),
+            lambda: save_state(work.product / "memories", {"step": 1}),
+            lambda: save_state(work.progress / "checkpoint-1", {"step": 1}),
+        ):
+            with pytest.raises(StoreError, match="disk is full"):
+                write()
+    assert any(work.progress.iterdir()) and any(work.product.iterdir())
+    with store.working("sft", KEY) as work:
+        assert not any(work.progress.iterdir())
+        (work.product / "deep").rmdir()
+    again, before = (read_manifest(one.path) or {} for one in (make(store), undisturbed))
+    assert again["files"] == before["files"] and again["content"] == before["content"]
 
 
 def test_recomputed_report_may_differ(tmp_path: Path) -> None:
