@@ -133,7 +133,8 @@ def _begun_with(request: str, recipe: Recipe, home: Path) -> Mapping[str, tuple[
     """Versions used by the newest unfinished run of the same recipe."""
     for file in reversed(run_files(home)):
         state = json.loads(file.read_text())
-        finished = state.get("state") == "finished" and (recipe.register is None or "versions" in state)
+        registered = recipe.register is None or ("registered" in state and not state.get("postponed"))
+        finished = state.get("state") == "finished" and registered
         if state.get("registry", {}).get("asked") == request and not finished:
             versions = state["registry"]["versions"]
             sources = ", ".join(source for source, _ in versions.values())

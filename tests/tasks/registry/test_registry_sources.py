@@ -12,7 +12,7 @@ import yaml
 from ratchet.components.errors import RecipeError, SourceError, StoreError
 from ratchet.components.recipes.recipe import dump
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.registry.registration import trained_from
+from ratchet.tasks.registry.registration import checkpoints, trained_from
 from ratchet.tasks.registry.registry import directory_digest, promote, register
 from ratchet.tasks.registry.registry_sources import _model_files
 from ratchet.tasks.registry.versions import find_version, history
@@ -144,11 +144,30 @@ def test_unfinished_run_keeps_its_resolved_version(home: Path) -> None:
         other = opened(home, "registry:small@champion", "seed=10")
         assert other.recipe.models["policy"].source == f"registry:small/{third}"
         state = json.loads((first.run.path / "run.json").read_text())
-        first.run.record(**{**state, "state": "finished", "versions": {"sft": "4"}})
+        postponed = {"state": "finished", "registered": {}, "postponed": "no server"}
+        first.run.record(**{**state, **postponed})
+        again = opened(home, "registry:small@champion", "seed=9")
+        assert again.recipe.models["policy"].source == "registry:small/1"
+        first.run.record(**{**state, **postponed, "postponed": None, "registered": {"sft": "sft:4"}})
         assert (
             opened(home, "registry:small@champion", "seed=9").recipe.models["policy"].source
             == f"registry:small/{third}"
         )
+    finally:
+        promote("small", "1", {"passed": True}, home=home)
+
+
+def test_a_finished_run_that_trains_nothing_lets_the_next_one_follow_the_alias(home: Path) -> None:
+    """It reaches the registration, as the flow records, and has nothing to register."""
+    first = opened(home, "registry:small@champion", "seed=11", "sft=null")
+    assert first.recipe.register is not None and not checkpoints(first)
+    first.begin()
+    first.end("finished", registered={}, postponed=None, champion=None)
+    third = register(home / "model1", "small", lineage={"data": {"pairs": "11"}}, home=home)
+    promote("small", third, {"passed": True}, home=home)
+    try:
+        again = opened(home, "registry:small@champion", "seed=11", "sft=null")
+        assert again.recipe.models["policy"].source == f"registry:small/{third}"
     finally:
         promote("small", "1", {"passed": True}, home=home)
 
