@@ -94,6 +94,7 @@ def suspend(queue: Waiting, flow_run: UUID) -> None:
     from prefect.flow_runs import suspend_flow_run
 
     end = None if math.isinf(queue.end) else queue.end
+    _forget_flow_run(queue.folder)  # of a run that was cancelled while it was suspended
     set_deadline(flow_run, end)
     record = {"flow_run": str(flow_run), "wanted": queue.wanted, "end": end}
     write_atomic(queue.folder / FLOW_RUN, json.dumps(record) + "\n")

@@ -524,6 +524,11 @@ def test_an_unanswered_queue_suspends_a_deployed_run_and_the_page_resumes_it_whe
     monkeypatch.setattr("prefect.flow_runs.resume_flow_run", Mock(side_effect=NotPausedError("runs")))
     assert resume_if_over(queue.folder, queue.end), "the server resumed it at its deadline"
 
+    for number in (7, 8):  # the first is cancelled on its page while it is suspended
+        suspend(queue, UUID(int=number))
+    (automation,) = server.automations.values()
+    assert automation.owner_resource == f"prefect.flow-run.{UUID(int=8)}"
+
 
 class FakeServer:
     """Client of a Prefect server that keeps automations and artifacts in memory."""
