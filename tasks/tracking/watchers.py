@@ -48,11 +48,7 @@ def watched(pipeline: Pipeline, display: Any = None) -> Iterator[BackgroundUploa
         pipeline.end(state, **found)
         if state in ("finished", "failed"):
             _notify_page(page.summary, pipeline)
-        if not tracking.close() and display:
-            display.console.print(
-                f"MLflow is not up to date: {tracking.last_error}. "
-                "Nothing is lost; `ratchet sync` uploads the rest."
-            )
+        tracking.close()
 
 
 def _notify_page(method: Callable[..., None], *args: Any) -> None:

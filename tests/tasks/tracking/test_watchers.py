@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -18,6 +21,7 @@ from ratchet.tasks.pipeline import Pipeline, _follow
 from ratchet.tasks.tracking.outcome import stage_metrics
 from ratchet.tasks.tracking.prefect_page import AWAY_SECONDS, PrefectPage
 from ratchet.tasks.tracking.upload import BackgroundUploader
+from ratchet.tasks.tracking.watchers import watched
 
 KINDS = ("link", "markdown", "table")
 
@@ -277,3 +281,15 @@ def test_prefect_page_shows_the_outcome(tmp_path: Path, prefect_artifacts: dict[
     page = prefect_artifacts["markdown run"]["markdown"]
     assert page.startswith(f"**{pipeline.run.name}** (finished, gates passed): {pipeline.recipe.about}")
     assert "| stage | seconds | result |\n|---|---|---|\n| curated | 3.0 | 40 pairs |" in page
+
+
+def test_a_server_that_is_away_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free.getsockname()[1]}")
+    display = Mock()
+    with watched(Pipeline.open("sft", home=tmp_path, profile="test"), display):
+        pass
+    printed = [str(call.args[0]) for call in display.console.print.call_args_list]
+    assert sum("not up to date" in text for text in [*printed, *caplog.messages]) == 1
