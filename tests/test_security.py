@@ -390,6 +390,7 @@ def test_errors_of_other_programs_are_redacted(
 ) -> None:
     """Errors of libraries, on the terminal, in the log and on the Prefect page."""
     from ratchet.tasks.data.drift import check_data_drift
+    from ratchet.tasks.process.workers import _make
     from ratchet.tasks.tracking.watchers import PrefectPage
 
     error, page = OSError("401 for https://me:planted-in-a-url@host/api"), list[str]()
@@ -406,10 +407,13 @@ def test_errors_of_other_programs_are_redacted(
         "prefect.artifacts.create_markdown_artifact", lambda markdown, key: page.append(markdown)
     )
     PrefectPage().failed(pipeline.stages["raw"], error)
-    texts = [capsys.readouterr().err, caplog.text, *page]
+    seen = [capsys.readouterr().err]
+    monkeypatch.setattr(pipeline, "make", fail)
+    reported = _make(pipeline, "raw")[0]
+    texts = [*seen, reported, "".join(capsys.readouterr()), caplog.text, *page]
     assert (
         all("401 for https://***@host/api" in text for text in texts)
-        and len(texts) == 3
+        and len(texts) == 5
         and not leaks(tmp_path, *texts)
     )
 

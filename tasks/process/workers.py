@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
-import sys
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -103,6 +103,6 @@ def _make(pipeline: Pipeline, stage: str) -> tuple[str, int]:
         error = redacted(str(failed))
         print(error, flush=True)
     except Exception as failed:
-        sys.excepthook(type(failed), failed, failed.__traceback__)
+        print(redacted(traceback.format_exc()), flush=True)
         error = redacted(f"{type(failed).__name__}: {failed}")
     return error, peak_bytes()
