@@ -34,7 +34,7 @@ from ratchet.tasks.labels.waiting import queue_of
 from ratchet.tasks.registry.versions import Version, events, history, models
 from ratchet.tasks.tracking.server import allowed
 
-TRASH = ".trash-"  # followed by the time in nanoseconds
+TRASH = ".trash-"  # followed by the time in nanoseconds and a number
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def survey(home: Path, policy: Policy) -> Survey:
         if entry.is_symlink() or not entry.is_dir():
             continue
         manifest = read_manifest(entry) or {}
-        if re.fullmatch(r"\.trash-\d+|\.replaced-.+-[0-9a-f]{16}-\d+", entry.name):
+        if re.fullmatch(r"\.trash-[\d-]+|\.replaced-.+-[0-9a-f]{16}-\d+", entry.name):
             found.go.append(Entry(entry, size(entry), "leftover"))
         elif entry.name == ".work":
             for work in sorted(entry.iterdir()):
@@ -102,19 +102,19 @@ def sweep(home: Path, policy: Policy) -> Survey:
     """Remove what `survey` finds. Other runs may be active: outputs are removed atomically under the store's
     lock, a stage's work only while it is not locked.
     """
-    store = Store(home)
+    store, trash = Store(home), list[Path]()
     with disk_errors("removing from the store"):
         with store.steady(sweeping=True):
-            found = survey(home, policy)
-            trash, gone = store.root / f"{TRASH}{time.time_ns()}", []  # process ids repeat in containers
-            trash.mkdir()
+            found, gone = survey(home, policy), list[Entry]()
+            prefix = f"{TRASH}{time.time_ns()}"  # process ids repeat in containers
             for entry in found.go:
                 work = entry.path.parent.name == ".work"
                 with _free(entry.path) if work else contextlib.nullcontext(True) as free:
-                    if free:
-                        os.replace(entry.path, trash / f"{len(gone)}-{entry.path.name}")
+                    if free:  # renamed, not moved to a new directory, which a full disk does not have
+                        trash.append(entry.path.replace(store.root / f"{prefix}-{len(gone)}"))
                         gone.append(entry)
-        shutil.rmtree(trash, ignore_errors=True)  # another gc may remove it as a leftover
+        for path in trash:
+            shutil.rmtree(path, ignore_errors=True)  # another gc may remove it as a leftover
     return Survey(gone, found.stay, found.stay_bytes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -86,6 +87,20 @@ def test_gc_deletes_only_store_directories(publish, tmp_path):
     left = {p.name for p in store.iterdir() if not p.name.startswith(".")}
     assert left == {"notes", "sft-0123456789abcdef", "file", "linked-0123456789abcdef"} and outside.exists()
     assert not [p for p in store.iterdir() if p.name.startswith((".replaced", ".trash"))]
+
+
+def test_gc_frees_space_on_a_full_disk(publish, tmp_path, monkeypatch):
+    """A directory takes a block, of which there is none."""
+    old = publish("sft")
+    (tmp_path / "store" / ".work" / "reward-0123456789abcdef" / "progress").mkdir(parents=True)
+
+    def full(path: str, mode: int = 0o777) -> None:
+        raise OSError(errno.EEXIST if os.path.exists(path) else errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "mkdir", full)
+    assert len(sweep(tmp_path, NOTHING).go) == 2 and not old.path.exists()
+    left = [path for path in (tmp_path / "store").rglob("*") if path.is_dir()]
+    assert [path.name for path in left] == [".work"]
 
 
 def test_gc_keeps_artifacts_of_running_runs(publish, run_of, tmp_path):
