@@ -76,7 +76,7 @@ def parse(
                 row, images = without_images(_renamed(row, columns or {}))
                 name, layout = choose(row)
                 named = key if row.get("id") is None else str(row["id"])
-                own = str(row.get(SPLIT_COLUMN) or "") if SPLIT_COLUMN in (columns or {}) else split
+                own = _text(row.get(SPLIT_COLUMN)) if SPLIT_COLUMN in (columns or {}) else split
                 kept.extend(_finished(layout(row), row, named, own, images))
                 layouts.update([f"read as `{name}`"] if name else [])
             except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
@@ -93,6 +93,11 @@ def parse(
             why += f"; `data.parser` is {given!r}, and with `auto` the columns decide how a row is read"
         raise DataError(f"{path} holds no usable record: {why}")
     return unique(FilterResult(kept, dropped, layouts))
+
+
+def _text(value: Any) -> str:
+    """Text of a cell, such as 0 or False; an empty one has none."""
+    return "" if value is None else str(value)
 
 
 def unique(sifted: FilterResult) -> FilterResult:

@@ -11,6 +11,7 @@ closed         exists once no more labels are taken (`close_queue`)
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ def close_queue(folder: Path) -> list[Label]:
 
 
 def leases_of(folder: Path) -> list[list[Any]]:
-    """Item, annotator and end of every lease that was given."""
-    file = folder / LEASES
-    return [json.loads(line) for line in file.read_text().split("\n") if line] if file.exists() else []
+    """Item, annotator and end of every lease that was given, without a line that a full disk cut."""
+    found, file = [], folder / LEASES
+    for line in file.read_text().split("\n") if file.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            found.append(json.loads(line))
+    return found

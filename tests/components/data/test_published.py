@@ -388,3 +388,15 @@ def test_curation_counts_decontaminated_rows(tmp_path):
         "mine-train-30": "mine-test-10",
         "mine-train-31": "bench.jsonl-bench-0",
     }
+
+
+@pytest.mark.parametrize("values", [(0, 1), (False, True), ("0", "1")])
+def test_a_split_column_of_numbers_keeps_its_zeros(tmp_path: Path, values: tuple[object, object]) -> None:
+    """A split 0 is not a row without a split, which would be trained on."""
+    file = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"question {i}", "held_in": values[i % 2]} for i in range(4)]
+    file.write_text(
+        "".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": "no split", "held_in": None}])
+    )
+    found = parse(file, columns={"split": "held_in"})
+    assert [record.published for record in found.kept] == [str(values[i % 2]) for i in range(4)] + [""]

@@ -250,6 +250,8 @@ os.kill(os.getpid(), 9)
     first, second, order = done.stdout.strip().split(" ", 2)
     with (tmp_path / "labels.jsonl").open("a") as torn:
         torn.write('{"item": "i2", "anno')
+    leases = tmp_path / "leases.jsonl"
+    leases.write_text('["i2", "an\n' + leases.read_text())  # cut by a full disk, with later ones after it
     with Queue(tmp_path) as queue:
         assert [label.item for label in queue.labels()] == [first]
         other = queue.next("ben")
