@@ -20,6 +20,14 @@ from ratchet.components.recipes.splits import (
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+GPT2_KEYS = {
+    "n_layer": "num_hidden_layers",
+    "n_positions": "max_position_embeddings",
+    "n_embd": "hidden_size",
+}
+LEARNED_POSITIONS = ("gpt2", "gpt_bigcode", "gpt_neo", "opt")
+"""Types with a table of positions: a longer row is an index error, where a rotary embedding goes on."""
+HEADLESS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model")
 REWARD_HEAD = "reward_head.st"  # `components/models/reward.py`, which imports torch
 
 
@@ -165,8 +173,18 @@ def _pickles(path: Path) -> str:
 
 
 def check_model(recipe: Recipe, config: Mapping[str, Any], where: str) -> None:
-    """Layers and lengths in the recipe fit a policy with this config.json. Raises `RecipeError`."""
+    """The policy of this config.json is a language model, and layers and lengths in the recipe fit it. Raises
+    `RecipeError`.
+    """
+    own = "AutoModelForCausalLM" in (config.get("auto_map") or ())  # code of its own, as ChatGLMModel has
+    for made in () if own else map(str, config.get("architectures") or ()):
+        if made.endswith(HEADLESS) and not made.endswith(("LMHeadModel", "DoubleHeadsModel")):
+            raise RecipeError(
+                f"{where}: got {made}, which has no output layer: transformers would add a random one; "
+                "expected a language model such as LlamaForCausalLM"
+            )
     config = config.get("text_config") or config
+    config = {**config, **{name: config[own] for own, name in GPT2_KEYS.items() if own in config}}
     layers, window = config.get("num_hidden_layers"), config.get("max_position_embeddings")
     wanted = {}
     for at, section in with_rounds(recipe):
@@ -199,7 +217,19 @@ def check_model(recipe: Recipe, config: Mapping[str, Any], where: str) -> None:
             raise RecipeError(
                 f"{key}: got {answer}, which with the longest prompt (data.{data}.max_tokens: {prompt}) "
                 "exceeds the model's context length of "
-                f"{window} tokens ({where}); expected {max(0, window - prompt)} or fewer"
+                f"{window} tokens ({where}); "
+                + (
+                    f"expected {window - prompt} or fewer"
+                    if prompt < window
+                    else f"lower data.{data}.max_tokens first"
+                )
+            )
+    for at, section in with_rounds(recipe) if config.get("model_type") in LEARNED_POSITIONS else ():
+        longest = getattr(section, "max_tokens", None)
+        if getattr(section, "fit", None) and longest and window and longest > window:
+            raise RecipeError(
+                f"{at}.max_tokens: got {longest}, but the model has {window} positions ({where}); expected "
+                f"{window} or fewer"
             )
 
 

@@ -166,6 +166,53 @@ def test_a_bad_model_folder_is_one_sentence(case: str, tmp_path: Path) -> None:
     )
 
 
+def refused(folder: Path, config: Mapping[str, Any], **sections: Any) -> str:
+    """The error of a recipe whose policy has this config.json; empty if there is none."""
+    given(folder, but(**{"config.json": json.dumps(config)}), {})
+    recipe = json.loads((folder / "mine.yaml").read_text())
+    (folder / "mine.yaml").write_text(json.dumps(recipe | sections))
+    try:
+        check_files(load(folder / "mine.yaml")[0])
+    except RatchetError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    "name", ["LlamaForSequenceClassification", "LlamaModel", "Qwen2ForTokenClassification"]
+)
+def test_a_policy_without_an_output_layer_is_refused(name: str, tmp_path: Path) -> None:
+    """transformers would load it with a random one, a new one in each stage."""
+    assert f"got {name}, which has no output layer" in refused(tmp_path, {"architectures": [name]})
+
+
+def test_a_causal_model_of_own_code_may_have_any_name(tmp_path: Path) -> None:
+    own = {"AutoModelForCausalLM": "modeling_chatglm.ChatGLMForConditionalGeneration"}
+    assert not refused(tmp_path, {"architectures": ["ChatGLMModel"], "auto_map": own})
+
+
+def test_lengths_of_gpt2_are_checked_by_its_own_keys(tmp_path: Path) -> None:
+    gpt2 = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_positions": 512, "n_layer": 2}
+    for number, (sections, error) in enumerate(
+        [
+            ({}, ""),
+            (
+                {"evaluate": {"max_tokens": 300}},
+                "context length of 512 tokens (models.policy.source); expected 256",
+            ),
+            ({"data": {"evaluate": {"max_tokens": 600}}}, "lower data.evaluate.max_tokens first"),
+            ({"sft": {"max_tokens": 600}}, "sft.max_tokens: got 600, but the model has 512 positions"),
+            (
+                {"sft": {"fit": {"adapter": {"name": "top_layers", "count": 3}}}},
+                "but the model has layers: 2",
+            ),
+        ]
+    ):
+        (folder := tmp_path / str(number)).mkdir()
+        found = refused(folder, gpt2, **sections)
+        assert error in found and bool(error) == bool(found), found
+
+
 @pytest.mark.parametrize("case", GOOD)
 def test_a_whole_model_folder_passes(case: str, tmp_path: Path) -> None:
     check_files(load(given(tmp_path, *GOOD[case]))[0])
