@@ -9,7 +9,7 @@ from typing import Any
 
 from prefect import flow
 
-from ratchet.components.recipes.check_models import check_model
+from ratchet.components.recipes.check_models import check_layers, check_model
 from ratchet.components.stages import WAITING
 from ratchet.components.stages.ask import Waiting
 from ratchet.flows.commands.options import Until
@@ -94,7 +94,8 @@ def curate(pipeline: Pipeline) -> None:
     for name in [one.name for one in pipeline.stages.values() if one.part == "curate"]:
         made = make(pipeline, name)
         if name == "model_policy" and (config := made.path / "config.json").is_file():
-            check_model(pipeline.recipe, json.loads(config.read_text()), "models.policy")
+            check_model(pipeline.recipe, settings := json.loads(config.read_text()), "models.policy")
+            check_layers(made.path, settings)
 
 
 def make_part(pipeline: Pipeline, part: str, gpus: int = 0, suspends: bool = False) -> Waiting | None:

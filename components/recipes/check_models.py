@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ GPT2_KEYS = {
 LEARNED_POSITIONS = ("gpt2", "gpt_bigcode", "gpt_neo", "opt")
 """Types with a table of positions: a longer row is an index error, where a rotary embedding goes on."""
 HEADLESS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model")
+LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")  # of a decoder's tensors
 REWARD_HEAD = "reward_head.st"  # `components/models/reward.py`, which imports torch
 
 
@@ -63,6 +65,7 @@ def check_folder(path: Path, name: str, model: Source, *, base: bool = False) ->
         return {}
     config = _config(path)
     _check_weights(path)
+    check_layers(path, config)
     if base:
         return config
     if not any(
@@ -145,8 +148,22 @@ def _check_weights(path: Path) -> None:
         )
 
 
-def _check_safetensors(file: Path) -> None:
-    """The file has the size that its header gives. Half a download and a Git LFS pointer have not."""
+def check_layers(path: Path, config: Mapping[str, Any]) -> None:
+    """The weights have every layer of config.json: transformers would load random ones in place of others."""
+    names = [name for file in path.glob("*.safetensors") for name in _check_safetensors(file)]
+    found = [int(match[1]) for name in names if (match := LAYER.search(name))]
+    layers = config.get("num_hidden_layers") or config.get("n_layer")
+    if found and isinstance(layers, int) and max(found) + 1 < layers:
+        raise SourceError(
+            f"{path}: config.json says {layers} layers, but the safetensors files have {max(found) + 1}; "
+            "copy the whole model, or correct config.json"
+        )
+
+
+def _check_safetensors(file: Path) -> list[str]:
+    """Names of the file's tensors. It has the size that its header gives; half a download and a Git LFS
+    pointer have not.
+    """
     size = file.stat().st_size
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
@@ -163,6 +180,7 @@ def _check_safetensors(file: Path) -> None:
         raise SourceError(
             f"{file} has {size:,} bytes, but its header needs {expected:,}; copy or download it again"
         )
+    return [name for name in tensors if name != "__metadata__"]
 
 
 def _pickles(path: Path) -> str:

@@ -93,7 +93,13 @@ BAD: dict[str, tuple[Mapping[str, str], Mapping[str, Any], str]] = {
         "adapter_config.json names no base model",
     ),
 }
+FIRST_LAYER = '{"model.layers.0.w": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}'
 BAD |= {
+    "a layer less than in config.json": (
+        but(**{"model.safetensors": chr(len(FIRST_LAYER)) + 7 * "\0" + FIRST_LAYER}),
+        {},
+        "config.json says 2 layers, but the safetensors files have 1",
+    ),
     "a pointer of Git LFS": (
         but(**{"model.safetensors": POINTER}),
         {},
