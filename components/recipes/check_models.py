@@ -13,7 +13,7 @@ from ratchet.components.models.lora import CONFIG, WEIGHTS, base_of, is_adapter
 from ratchet.components.recipes.arms import arms
 from ratchet.components.recipes.changed_rounds import with_rounds
 from ratchet.components.recipes.phases import sections
-from ratchet.components.recipes.schema import Groups, Recipe, Source
+from ratchet.components.recipes.schema import Groups, Recipe, Reward, Source
 from ratchet.components.recipes.splits import (
     KINDS,
     kind_of,
@@ -195,7 +195,8 @@ def check_model(recipe: Recipe, config: Mapping[str, Any], where: str) -> None:
     `RecipeError`.
     """
     own = "AutoModelForCausalLM" in (config.get("auto_map") or ())  # code of its own, as ChatGLMModel has
-    for made in () if own else map(str, config.get("architectures") or ()):
+    any_head = own or recipe.models["policy"].role == "reward" or not _speaks(recipe)
+    for made in () if any_head else map(str, config.get("architectures") or ()):
         if made.endswith(HEADLESS) and not made.endswith(("LMHeadModel", "DoubleHeadsModel")):
             raise RecipeError(
                 f"{where}: got {made}, which has no output layer: transformers would add a random one; "
@@ -249,6 +250,11 @@ def check_model(recipe: Recipe, config: Mapping[str, Any], where: str) -> None:
                 f"{at}.max_tokens: got {longest}, but the model has {window} positions ({where}); expected "
                 f"{window} or fewer"
             )
+
+
+def _speaks(recipe: Recipe) -> bool:
+    """Whether the policy's output layer is used: not where reward models alone are trained or certified."""
+    return recipe.evaluate is not None or any(not isinstance(one.section, Reward) for one in sections(recipe))
 
 
 def prompt_tokens(recipe: Recipe, data: str) -> int | None:

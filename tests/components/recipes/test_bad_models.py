@@ -197,6 +197,11 @@ def test_a_causal_model_of_own_code_may_have_any_name(tmp_path: Path) -> None:
     assert not refused(tmp_path, {"architectures": ["ChatGLMModel"], "auto_map": own})
 
 
+def test_a_backbone_may_become_a_reward_model(tmp_path: Path) -> None:
+    """As `ratchet certify` reads one; its output layer is not used."""
+    assert not refused(tmp_path, {"architectures": ["LlamaModel"]}, base="reward_model", evaluate=None)
+
+
 def test_lengths_of_gpt2_are_checked_by_its_own_keys(tmp_path: Path) -> None:
     gpt2 = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_positions": 512, "n_layer": 2}
     for number, (sections, error) in enumerate(
