@@ -217,6 +217,9 @@ def encoded(
         raise DataError(
             f"{file}: no record is left after tokenisation ({counts}); raise {section}.max_tokens (now "
             f"{max_tokens}) or check the data"
+            if records
+            else f"{section}: split {split!r} is empty, {file} has no record. `ratchet show` counts what the "
+            "stage that made it left out (ties, say); more prompts, or more answers to each, leave more"
         )
     return (
         groups,

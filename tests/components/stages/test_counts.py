@@ -110,6 +110,12 @@ def test_encoding_counts_truncated_dropped_and_over_the_limit(tiny_model: Path, 
         {"records": 6, "kept": 6, "cut": 0, "dropped": 0, "over the limit": 0},
         [],
     )
+    with pytest.raises(DataError, match=r"no record is left after tokenisation.*raise sft.max_tokens"):
+        encode_with(max_tokens=2)
+    write_groups(tmp_path / "sft.parquet", [])  # all groups of the phase before were ties
+    with pytest.raises(DataError, match=r"split 'sft' is empty.*the stage that made it") as empty:
+        encode_with()
+    assert "max_tokens" not in str(empty.value)
 
 
 @pytest.mark.parametrize(
