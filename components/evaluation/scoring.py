@@ -41,11 +41,17 @@ def describe_answers(groups: Sequence[Group], encoder: Encoder | None) -> dict[s
     return found
 
 
-def human_logprobs(engine: Engine, held_out: Sequence[Group]) -> tuple[Ragged, list[list[bool]]]:
+def human_logprobs(
+    engine: Engine, held_out: Sequence[Group], longest: int | None = None
+) -> tuple[Ragged, list[list[bool]]]:
     """Log-probs and loss masks of human replies to the held-out prompts, for the perplexity (alignment
-    tax).
+    tax). Without those that exceed `longest` tokens with their prompt, the model's context.
     """
-    encoded = [engine.encode(g) for g in held_out if g.trajectories]
+    encoded = [
+        group
+        for group in map(engine.encode, (g for g in held_out if g.trajectories))
+        if not longest or max(len(t.inputs["tokens"]) for t in group.trajectories) <= longest
+    ]
     rows = engine.score(encoded, frozenset({"logprobs"}))
     return [p for row in rows for p in row["logprobs"]], [
         list(t.mask) for g in encoded for t in g.trajectories

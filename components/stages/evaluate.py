@@ -42,6 +42,7 @@ from ratchet.components.stages.experience import certificate_of, context_of
 from ratchet.components.stages.job import Job
 from ratchet.components.stages.overlay import Overlay
 from ratchet.components.storage.store import write_atomic
+from ratchet.components.text.contract import context_length
 from ratchet.components.training.loop import texts_read
 from ratchet.components.types import Context, Group
 
@@ -102,7 +103,7 @@ def evaluate(job: Job) -> dict[str, Any]:
 
 
 Human = Mapping[str, tuple[list[list[float]], list[list[bool]]]]
-"""Arm -> log-probs and masks of the human replies; without the arms whose split has no replies."""
+"""Arm -> log-probs and masks of the human replies; without the arms whose split has none that fits."""
 
 
 def score(
@@ -125,8 +126,9 @@ def score(
         numbers[arm] = describe_answers(groups, encoder)
         replies = held_out[splits[arm]][: options["perplexity_rows"]]
         if any(group.trajectories for group in replies):
-            human[arm] = human_logprobs(engine.loaded(path), replies)
-            numbers[arm]["perplexity"] = perplexity(*human[arm])
+            rows = human_logprobs(engine.loaded(path), replies, context_length(path))
+            if rows[0]:
+                human[arm], numbers[arm]["perplexity"] = rows, perplexity(*rows)
         own = LazyMapping(
             policy=lambda path=path: engine.loaded(path),
             base=lambda: base.loaded(job.path("base")),

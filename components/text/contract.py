@@ -120,15 +120,22 @@ def contract_of(path: Path) -> Contract:
     if family := family_of(path):  # digests of the sizes: an engine scores actions of another model with them
         sizes = {name: value for name, value in family.items() if name in ("observation", "action")}
         return Contract((), _digest(family["name"]), _digest(sizes), "float32")
+    from ratchet.components.models.load import load_tokenizer
+
+    return contract(load_tokenizer(path), _config(path), _stored(path))
+
+
+def context_length(path: Path) -> int | None:
+    """Largest number of tokens that the model of a directory reads; None if its config names none."""
+    return getattr(_config(path).get_text_config(), "max_position_embeddings", None)
+
+
+def _config(path: Path) -> PreTrainedConfig:
     from transformers import AutoConfig
 
-    from ratchet.components.models.load import load_tokenizer, trusted
+    from ratchet.components.models.load import trusted
 
-    tokenizer, config = (
-        load_tokenizer(path),
-        AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=trusted(path)),
-    )
-    return contract(tokenizer, config, _stored(path))
+    return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=trusted(path))
 
 
 def agree(stage: str, inputs: Mapping[str, Artifact], options: Mapping[str, Any]) -> Contract | None:

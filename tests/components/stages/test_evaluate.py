@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from ratchet.components.evaluation.scoring import settled
+from ratchet.components.evaluation.scoring import human_logprobs, settled
+from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.stages import evaluate
+from ratchet.components.text.contract import context_length
+from ratchet.components.types import Group, Prompt, Trajectory
 from ratchet.tasks.pipeline import Pipeline
 
 
@@ -84,6 +87,25 @@ def test_prompts_without_replies_have_no_perplexity(tmp_path: Path) -> None:
     results = json.loads((artifact.path / "results.json").read_text())
     assert pipeline.stages[name].options["perplexity_rows"] > 0
     assert not [key for arm in results["arms"].values() for key in arm if "perplexity" in key]
+
+
+def test_replies_beyond_the_context_are_left_out_of_the_perplexity(tiny_model: Path) -> None:
+    """A model with a table of positions cannot read them."""
+    engine = TorchEngine(tiny_model)
+    held_out = [
+        Group(
+            Prompt(str(i), ({"role": "user", "content": "hello"},)),
+            (Trajectory(({"role": "assistant", "content": text},)),),
+        )
+        for i, text in enumerate(["a short reply", "a longer reply " * 40])
+    ]
+    lengths = [len(engine.encode(group).trajectories[0].inputs["tokens"]) for group in held_out]
+    assert len(human_logprobs(engine, held_out)[0]) == 2
+    assert len(human_logprobs(engine, held_out, max(lengths))[0]) == 2
+    logprobs, masks = human_logprobs(engine, held_out, max(lengths) - 1)
+    assert [len(row) for row in logprobs] == [len(row) for row in masks] == [min(lengths)]
+    assert human_logprobs(engine, held_out, 1) == ([], [])
+    assert context_length(tiny_model) == 1024
 
 
 @pytest.mark.parametrize(("vocabulary", "compared"), [("a", True), ("b", False)])
