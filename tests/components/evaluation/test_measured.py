@@ -148,6 +148,7 @@ def test_measured_names_equal_the_evaluations_metrics(
     others = {role: Anything() for role in planned.inputs if role != "base"}
     for what, fake in {
         "read_groups": lambda path: answers if path.name == "groups.parquet" else HELD_OUT,
+        "context_length": lambda path: None,
         "GoldMeasure": Anything(),
         "Encoder": lambda *_: Anything.encoder,
         "context_of": lambda *_, **__: Context(models=others),
