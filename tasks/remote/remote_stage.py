@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +24,7 @@ from ratchet.tasks.remote.exchange import Exchange
 
 log = logging.getLogger("ratchet.remote_stage")
 POLL = 2.0  # seconds between polls of a stage's flow run
-UNWORKED = 60.0  # seconds without a worker before a warning
+UNWORKED = 60.0  # seconds between two looks at whether there is a worker
 
 
 @dataclass(frozen=True)
@@ -74,14 +73,13 @@ class RemoteStage:
             "artifacts": self.exchange.address,
         }
         options = {"parameters": given, "tags": [mark], "timeout": 0, "flow_run_name": f"{own}-{stage.name}"}
-        waiting = f"stage {stage.name!r} waits for a worker of {self.deployment}"
         try:
             with get_client(sync_client=True) as client:
                 run: Any = _under_way(client, mark, self.exchange.address)
                 run = run or run_deployment(self.deployment, **options)
                 ours = run.parameters.get("run") == own
                 try:
-                    state = _ended(lambda: client.read_flow_run(run.id).state, waiting)
+                    state = _ended(client, run.id, f"stage {stage.name!r} of {self.deployment}")
                 except HTTPError:  # the remote run continues and is found at the next attempt
                     raise
                 except BaseException:
@@ -115,12 +113,27 @@ def _under_way(client: Any, mark: str, address: str) -> Any:
     return next((run for run in found if run.parameters.get("artifacts") == address), None)
 
 
-def _ended(look: Callable[[], Any], waiting: str) -> Any:
-    """Wait for a final state; warns once if no worker starts the run."""
-    begun, warned = time.monotonic(), False
-    while not (state := look()).is_final():
-        if state.is_scheduled() and not warned and time.monotonic() - begun > UNWORKED:
-            log.warning("%s", waiting)
-            warned = True
+def _ended(client: Any, run_id: Any, stage: str) -> Any:
+    """Wait for the final state of a flow run. Warns once if no worker starts it, and once if none of its work
+    pool is online while it runs: Prefect leaves the run of a machine that is gone as it is.
+    """
+    looked, warned = time.monotonic(), set[str]()
+    while not (run := client.read_flow_run(run_id)).state.is_final():
+        if time.monotonic() - looked > UNWORKED:
+            looked, why = time.monotonic(), ""
+            if run.state.is_scheduled():
+                why = f"{stage} waits for a worker"
+            elif run.work_pool_name and not _online(client, run.work_pool_name):
+                why = (
+                    f"{stage} runs, but no worker of the work pool {run.work_pool_name!r} is online; if its "
+                    f"machine is gone, cancel the flow run {run.name!r} on Prefect's page and run again"
+                )
+            if why and why not in warned:
+                log.warning("%s", why)
+                warned.add(why)
         time.sleep(POLL)
-    return state
+    return run.state
+
+
+def _online(client: Any, pool: str) -> bool:
+    return any(worker.status.value == "ONLINE" for worker in client.read_workers_for_work_pool(pool))

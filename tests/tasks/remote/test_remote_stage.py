@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.objects import State, StateType, WorkerStatus
 
 from ratchet.components.errors import ContractError, ServiceError, StageError
 from ratchet.components.recipes.plan import Stage
@@ -39,6 +39,7 @@ class Server:
         self.requests: list[dict[str, Any]] = []
         self.cancelled: list[str] = []
         self.living: list[Any] = []
+        self.workers = ["ONLINE", "OFFLINE"]
 
     def __enter__(self) -> Server:
         return self
@@ -56,7 +57,11 @@ class Server:
             self.living = []
         if now.is_completed() and self.worker:
             self.worker(self.requests[-1] if self.requests else None)
-        return SimpleNamespace(state=now)
+        return SimpleNamespace(state=now, name="a run", work_pool_name="far")
+
+    def read_workers_for_work_pool(self, pool: str) -> list[Any]:
+        assert pool == "far"
+        return [SimpleNamespace(status=WorkerStatus(status)) for status in self.workers]
 
     def set_flow_run_state(self, run: str, state: State[Any], **_: Any) -> None:
         self.cancelled.append(f"{run} {state.name}")
@@ -205,6 +210,40 @@ def test_remote_failure_is_reported(
     with pytest.raises(StageError, match=message) as error:
         pipeline.make("sft")
     assert error.value.retryable == again
+
+
+@pytest.mark.parametrize(
+    ("now", "workers", "warnings"),
+    [
+        (WAITING, ["ONLINE"], ["stage 'sft' of one_stage/x waits for a worker"]),
+        (RUNNING, ["OFFLINE", "ONLINE"], []),
+        (
+            RUNNING,
+            ["OFFLINE"],
+            [
+                "stage 'sft' of one_stage/x runs, but no worker of the work pool 'far' is online; if its "
+                "machine is gone, cancel the flow run 'a run' on Prefect's page and run again"
+            ],
+        ),
+    ],
+)
+def test_a_run_without_a_worker_is_a_warning(
+    now: State[Any],
+    workers: list[str],
+    warnings: list[str],
+    tmp_path: Path,
+    pipeline: Pipeline,
+    meet: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(remote_stage, "UNWORKED", 0.0)
+    server = meet(Server(now, now, now, state(StateType.CRASHED)))
+    server.workers = workers
+    pipeline.remote["sft"] = RemoteStage(Exchange(str(tmp_path / "between")), "one_stage/x")
+    with pytest.raises(StageError):
+        pipeline.make("sft")
+    assert [one.getMessage() for one in caplog.records if one.name == remote_stage.log.name] == warnings
 
 
 def test_remote_run_is_cancelled_with_its_flow(tmp_path: Path, pipeline: Pipeline, meet: Any) -> None:
