@@ -168,6 +168,7 @@ def test_two_ranks_give_the_same_weights_as_one(
     for one, two in zip(alone, together, strict=True):
         for line in (one, two):
             line.pop("tokens_per_second", None)  # of the machine, not of the work
+            line.pop("policy/preference.dpo/accuracy", None)  # signs of margins that begin at zero
         assert two == pytest.approx(one, abs=1e-3, rel=1e-3)
 
 
