@@ -61,6 +61,8 @@ def piece(
     compares: bool = False,
     makes: Makes = "",
     by_group: bool = False,
+    whole: bool = False,
+    value_head: bool = False,
 ) -> Callable[[F], F]:
     """Declare a piece. Returns the function unchanged.
 
@@ -79,12 +81,19 @@ def piece(
       unchanged.
     - `by_group`: an annotator whose values for a group depend on it alone, so that ranks share the groups.
       Rewards lifted by `each` are.
+    - `whole`: a measure that is one number of all answers, which every answer has: prompts give it no
+      interval.
+    - `value_head`: the readers read the model's value head.
     """
 
     def mark(function: F) -> F:
         return function
 
     return mark
+
+
+SETS = ("reads", "writes", "outputs", "models", "means")
+"""Declarations that are sets of names."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +118,8 @@ class Description:
     compares: bool = False
     makes: Makes = ""
     by_group: bool = False
+    whole: bool = False
+    value_head: bool = False
     memory: bool = False
     options: Mapping[str, Option] = field(default_factory=dict)
 
@@ -170,7 +181,7 @@ def _read(slot: str, folder: str, path: Path) -> dict[str, Description]:
         )
         if mark is None:
             continue
-        declared = {k.arg: ast.literal_eval(k.value) for k in mark.keywords if k.arg}
+        declared: dict[str, Any] = {k.arg: ast.literal_eval(k.value) for k in mark.keywords if k.arg}
         signature = (
             node
             if isinstance(node, ast.FunctionDef)
@@ -179,6 +190,10 @@ def _read(slot: str, folder: str, path: Path) -> dict[str, Description]:
         name = node.name if isinstance(node, ast.FunctionDef) else snake_case(node.name)
         doc = ast.get_docstring(node) or module_doc
         options = options_of(signature) if signature else {}
+        names = ("model", "models")
+        own = [*declared.get("models", ()), *(f"{{{option}}}" for option in names if option in options)]
+        declared |= {"models": own, "by_group": declared.get("by_group", False) or is_lifted(node)}
+        sets = {key: frozenset(declared[key]) for key in SETS if key in declared}
         pieces[name] = Description(
             slot=slot,
             name=name,
@@ -186,25 +201,9 @@ def _read(slot: str, folder: str, path: Path) -> dict[str, Description]:
             function=node.name,
             path=path,
             doc=doc,
-            reads=frozenset(declared.get("reads", ())),
-            writes=frozenset(declared.get("writes", ())),
-            outputs=frozenset(declared.get("outputs", ())),
-            readers=declared.get("readers", {}),
-            unit=declared.get("unit", "row"),
-            paper=declared.get("paper", ""),
-            gold=declared.get("gold", False),
-            means=frozenset(declared.get("means", ())),
-            compares=declared.get("compares", False),
-            makes=declared.get("makes", ""),
-            by_group=declared.get("by_group", False) or is_lifted(node),
-            models=frozenset(
-                [
-                    *declared.get("models", ()),
-                    *(f"{{{option}}}" for option in ("model", "models") if option in options),
-                ]
-            ),
             memory=any(isinstance(f, ast.FunctionDef) and f.name == "restore" for f in node.body),
             options=options,
+            **{**declared, **sets},
         )
     return pieces
 

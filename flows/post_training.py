@@ -94,7 +94,8 @@ def curate(pipeline: Pipeline) -> None:
     for name in [one.name for one in pipeline.stages.values() if one.part == "curate"]:
         made = make(pipeline, name)
         if name == "model_policy" and (config := made.path / "config.json").is_file():
-            check_model(pipeline.recipe, settings := json.loads(config.read_text()), "models.policy")
+            settings = json.loads(config.read_text())
+            check_model(pipeline.recipe, settings, "models.policy")
             check_layers(made.path, settings)
 
 

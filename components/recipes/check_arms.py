@@ -19,8 +19,6 @@ ARMS, NUMBERS = ("arm", "other", "third", "arms"), ("measure", "of", "to")
 """Options of reports that name arms, and numbers of arms."""
 TAKEN = {"final", "sft", "reward", "gold", "details", "spent"}
 """Words that begin or end the names of other metrics."""
-ONE_NUMBER = ("across_input", "labels_needed")
-"""Measures that are one number of all answers: every prompt has it, and an interval over prompts no width."""
 
 
 def check_evaluation(recipe: Recipe, known: set[str]) -> None:
@@ -137,7 +135,7 @@ def check_gates(recipe: Recipe) -> None:
     gates = recipe.register.gates if recipe.register else {}
     if gates and recipe.evaluate is None:
         raise RecipeError("register.gates: gates need an `evaluate` section; add one, or remove the gates")
-    metrics, single = measured(recipe), _of_one_number(recipe)
+    metrics, whole = measured(recipe), _whole(recipe)
     for name, gate in gates.items():
         at = f"register.gates.{name}"
         if gate.over is None and gate.below is None:
@@ -150,7 +148,7 @@ def check_gates(recipe: Recipe) -> None:
             )
         if gate.interval and not metrics.get(name):
             raise RecipeError(f"{at}: this metric has no interval; remove `interval`")
-        if gate.interval and name.partition("_vs_")[0] in single:
+        if gate.interval and name.partition("_vs_")[0] in whole:
             raise RecipeError(
                 f"{at}: this measure is one number of all answers, of which prompts give no interval; remove "
                 "`interval`, or compare recipes over seeds"
@@ -162,12 +160,12 @@ def check_gates(recipe: Recipe) -> None:
         )
 
 
-def _of_one_number(recipe: Recipe) -> set[str]:
-    """Labels of the measures in `ONE_NUMBER`, and of the reports that read one."""
+def _whole(recipe: Recipe) -> set[str]:
+    """Labels of the measures that are one number of all answers, and of the reports that read one."""
     section = recipe.evaluate
     if section is None:
         return set()
-    measures = {label_of(spec) for spec in section.measures if spec["name"] in ONE_NUMBER}
+    measures = {label_of(spec) for spec in section.measures if describe("measure", spec["name"]).whole}
     read = [spec for spec in section.reports if measures & {spec.get(key) for key in NUMBERS}]
     return measures | {label_of(spec) for spec in read}
 

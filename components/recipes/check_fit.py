@@ -12,9 +12,6 @@ from ratchet.components.recipes.conform import known_keys
 from ratchet.components.recipes.schema import Fit, Spec
 from ratchet.components.training.reduce import legal
 
-TURN_VALUES = {"action_values", "state_values"}
-"""Readers of turn-level values, which are read from the value head (`pieces/objectives/turn_critic.py`)."""
-
 
 class Groups(Protocol):
     """The groups that objectives read: their columns, and whether they are preference pairs."""
@@ -99,10 +96,10 @@ def _check_objective(spec: Spec, flow: Groups, at: str, role: str, gives: Collec
             f"{at}: {spec['name']!r} needs {', '.join(missing)}, but the "
             f"{kind} model outputs {', '.join(sorted(gives))}{hint}"
         )
-    if TURN_VALUES & description.readers.keys() and "values" not in gives:
+    if description.value_head and "values" not in gives:
         raise RecipeError(
             f"{at}: {spec['name']!r} reads the value head, which this {kind} model does not have; set "
-            "value_head to true beside this fit, with `cadence: step`"
+            f"{at.partition('.fit.')[0]}.value_head to true, with `cadence: step`"
         )
     if description.readers and "logprobs" not in gives:
         raise RecipeError(

@@ -59,7 +59,7 @@ def check_folder(path: Path, name: str, model: Source, *, base: bool = False) ->
                 f"{path} holds {CONFIG} but no {WEIGHTS}{_pickles(path)}; save it again with peft's "
                 "save_pretrained"
             )
-        _check_safetensors(path / WEIGHTS)
+        _tensors(path / WEIGHTS)  # has its whole size
         if not model.base:
             base_of(path)
         return {}
@@ -130,8 +130,6 @@ def _check_weights(path: Path) -> None:
         raise SourceError(
             f"{path} holds no *.safetensors{_pickles(path)}; save the model again with save_pretrained"
         )
-    for file in sorted(path.glob("*.safetensors")):
-        _check_safetensors(file)
     index = path / "model.safetensors.index.json"
     named = set()
     if index.is_file():
@@ -149,8 +147,10 @@ def _check_weights(path: Path) -> None:
 
 
 def check_layers(path: Path, config: Mapping[str, Any]) -> None:
-    """The weights have every layer of config.json: transformers would load random ones in place of others."""
-    names = [name for file in path.glob("*.safetensors") for name in _check_safetensors(file)]
+    """The safetensors files have their whole size and every layer of config.json: transformers would load
+    random ones in place of others.
+    """
+    names = [name for file in sorted(path.glob("*.safetensors")) for name in _tensors(file)]
     found = [int(match[1]) for name in names if (match := LAYER.search(name))]
     layers = config.get("num_hidden_layers") or config.get("n_layer")
     if found and isinstance(layers, int) and max(found) + 1 < layers:
@@ -160,9 +160,9 @@ def check_layers(path: Path, config: Mapping[str, Any]) -> None:
         )
 
 
-def _check_safetensors(file: Path) -> list[str]:
-    """Names of the file's tensors. It has the size that its header gives; half a download and a Git LFS
-    pointer have not.
+def _tensors(file: Path) -> list[str]:
+    """Names of the tensors in a safetensors file. `SourceError` if it has not the size that its header gives,
+    as half a download or a Git LFS pointer.
     """
     size = file.stat().st_size
     with file.open("rb") as opened:
@@ -194,14 +194,8 @@ def check_model(recipe: Recipe, config: Mapping[str, Any], where: str) -> None:
     """The policy of this config.json is a language model, and layers and lengths in the recipe fit it. Raises
     `RecipeError`.
     """
-    own = "AutoModelForCausalLM" in (config.get("auto_map") or ())  # code of its own, as ChatGLMModel has
-    any_head = own or recipe.models["policy"].role == "reward" or not _speaks(recipe)
-    for made in () if any_head else map(str, config.get("architectures") or ()):
-        if made.endswith(HEADLESS) and not made.endswith(("LMHeadModel", "DoubleHeadsModel")):
-            raise RecipeError(
-                f"{where}: got {made}, which has no output layer: transformers would add a random one; "
-                "expected a language model such as LlamaForCausalLM"
-            )
+    if recipe.models["policy"].role != "reward" and _speaks(recipe):
+        _check_output_layer(config, where)
     config = config.get("text_config") or config
     config = {**config, **{name: config[own] for own, name in GPT2_KEYS.items() if own in config}}
     layers, window = config.get("num_hidden_layers"), config.get("max_position_embeddings")
@@ -249,6 +243,17 @@ def check_model(recipe: Recipe, config: Mapping[str, Any], where: str) -> None:
             raise RecipeError(
                 f"{at}.max_tokens: got {longest}, but the model has {window} positions ({where}); expected "
                 f"{window} or fewer"
+            )
+
+
+def _check_output_layer(config: Mapping[str, Any], where: str) -> None:
+    if "AutoModelForCausalLM" in (config.get("auto_map") or ()):  # code of its own, as ChatGLMModel has
+        return
+    for made in map(str, config.get("architectures") or ()):
+        if made.endswith(HEADLESS) and not made.endswith(("LMHeadModel", "DoubleHeadsModel")):
+            raise RecipeError(
+                f"{where}: got {made}, which has no output layer: transformers would add a random one; "
+                "expected a language model such as LlamaForCausalLM"
             )
 
 

@@ -171,10 +171,11 @@ def one_conversation(splits: Mapping[str, Sequence[Group]]) -> list[str]:
     """
     warnings = list[str]()
     for name, groups in splits.items():
-        of = {group.prompt.meta.get("conversation", group.prompt.id) for group in groups}
-        if kind_of(name) == "evaluate" and len(of) < len(groups):
+        conversations = {group.prompt.meta.get("conversation", group.prompt.id) for group in groups}
+        if kind_of(name) == "evaluate" and len(conversations) < len(groups):
             warnings.append(
-                f"data.{name}: {len(groups):,} prompts are from {len(of):,} conversations, and intervals "
-                f"count them as independent, which makes them too narrow; set data.{name}.per_conversation: 1"
+                f"data.{name}: {len(groups):,} prompts are from {len(conversations):,} conversations, and "
+                "intervals count them as independent, which makes them too narrow; set "
+                f"data.{name}.per_conversation: 1"
             )
     return warnings

@@ -120,13 +120,14 @@ def score(
     gold = gold if gold and gold.certificate["passed"] else None  # not shown to beat chance: not used
     engine = SingleModelEngine(scoring_profile(options["profile"]))
     base = SingleModelEngine(scoring_profile(options["profile"]))
+    longest = shortest_context(job) if options["perplexity_rows"] else None
     human, numbers, scores = {}, {}, {}
     for arm, groups in answers.items():
         path = job.path(options["arms"][arm]["model"])
         numbers[arm] = describe_answers(groups, encoder)
         replies = held_out[splits[arm]][: options["perplexity_rows"]]
         if any(group.trajectories for group in replies):
-            rows = human_logprobs(engine.loaded(path), replies, context_length(path))
+            rows = human_logprobs(engine.loaded(path), replies, longest)
             if rows[0]:
                 human[arm], numbers[arm]["perplexity"] = rows, perplexity(*rows)
         own = LazyMapping(
@@ -203,6 +204,12 @@ def same_tokens(job: Job, arm: str, other: str) -> bool:
     """
     one, two = (job.inputs[f"answers_{name}"].meta.get("contract") or {} for name in (arm, other))
     return all(one.get(key) == two.get(key) for key in ("vocabulary", "template"))
+
+
+def shortest_context(job: Job) -> int | None:
+    """Number of tokens that every arm's model reads, so that all have the log-probs of the same replies."""
+    models = [job.path(arm["model"]) for arm in job.options["arms"].values()]
+    return min(filter(None, map(context_length, models)), default=None)
 
 
 def planned_texts(

@@ -78,7 +78,7 @@ class BackgroundUploader:
         self._thread.start()
 
     def close(self, wait_seconds: float = 30.0) -> bool:
-        """Wait briefly for a final upload. Returns False if not everything is uploaded (see `last_error`)."""
+        """Wait briefly for a final upload. Logs a warning and returns False if not everything is uploaded."""
         self._stop.set()
         self._wake.set()
         self._thread.join(wait_seconds)

@@ -11,7 +11,7 @@ from ratchet.components.recipes.ranges import Count
 from ratchet.components.types import Context, Group
 
 
-@piece(paper="arXiv:2310.06452")
+@piece(paper="arXiv:2310.06452", whole=True)
 def across_input(
     groups: Sequence[Group], ctx: Context, *, largest: Count = 5, vocabulary: Count = 50257
 ) -> list[list[float]]:

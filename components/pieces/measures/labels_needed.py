@@ -27,7 +27,7 @@ PAIRS = 6
 Pair = tuple[int, int]
 
 
-@piece(reads=("{reward}",), paper="arXiv:1706.03741")
+@piece(reads=("{reward}",), paper="arXiv:1706.03741", whole=True)
 def labels_needed(
     groups: Sequence[Group],
     ctx: Context,

@@ -20,6 +20,7 @@ __all__ = ["action_values", "conservative"]
     readers={"action_values": "vector"},
     unit="pair",
     paper="arXiv:2303.05479",
+    value_head=True,
 )
 def conservative(out: Outputs, batch: Batch, *, calibrated: Bool = True) -> Terms:
     """max(Q_i(s, a'), G) - Q_i(s, a), summed over the two heads i of a turn critic, one term per pair: first

@@ -77,6 +77,7 @@ def _heads(reading: Reading, inputs: Tensor) -> Tensor:
     readers={"action_values": "vector", "state_values": "vector"},
     unit="row",
     paper="arXiv:2402.19446",
+    value_head=True,
 )
 def turn_critic(out: Outputs, batch: Batch) -> Terms:
     """sum over i of (Q_i(s, a) - target)^2 + (V_i(s) - target)^2, the squared errors of both heads, one term

@@ -21,7 +21,7 @@ RUN = re.compile(
 )
 MATHS = re.compile(r"\$([^$]*[\\^_][^$]*)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 SINGLE = re.compile(r"\$([-+]?[\d.,/]*\d)\$|\\\(([-+]?[\d.,/]*\d)\\\)")
-"""A formula that is a number: between such delimiters "$70$ or $72$" would not be seen as an enumeration."""
+"""A number between the delimiters of a formula, which would hide that "$70$ or $72$" is an enumeration."""
 SEVERAL = re.compile(r"[,;](?!\d{3}\b)|\bor\b|\band\b", re.IGNORECASE)
 """What separates values before an = sign: x = 70 or x = 72 is no number."""
 WORDS = {
@@ -47,8 +47,7 @@ def plain(text: str) -> str:
 
 def number(text: str) -> tuple[Fraction, bool] | None:
     r"""Value of a single number, and whether it is a percentage: 1,000, 3.50, $5, 50%, 3/4, \frac{3}{4}, 72
-    clips, x =
-    72. None for anything else, several values among it.
+    clips, x = 72. None for anything else, several values among it.
     """
     text = re.sub(r"\\(?:text|mathrm)\{([^{}]*)\}", r" \1", plain(text).strip("$ "))
     before, _, text = text.rpartition("=")

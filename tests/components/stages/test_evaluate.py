@@ -108,6 +108,18 @@ def test_replies_beyond_the_context_are_left_out_of_the_perplexity(tiny_model: P
     assert context_length(tiny_model) == 1024
 
 
+def test_all_arms_have_the_perplexity_of_the_same_replies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that fit into the smallest context; a config may name none."""
+    monkeypatch.setattr(evaluate, "context_length", {"a": 2048, "b": 512, "c": None}.get)
+
+    def job(*models: str) -> Any:
+        arms = {name: {"model": name} for name in models}
+        return SimpleNamespace(options={"arms": arms}, path=lambda name: name)
+
+    assert evaluate.shortest_context(job("a", "b", "c")) == 512
+    assert evaluate.shortest_context(job("c")) is None
+
+
 @pytest.mark.parametrize(("vocabulary", "compared"), [("a", True), ("b", False)])
 def test_perplexities_are_compared_only_on_the_same_tokens(
     vocabulary: str, compared: bool, monkeypatch: pytest.MonkeyPatch
