@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ratchet.components.errors import DataError
-from ratchet.components.evaluation.bootstrap import Interval, counts
+from ratchet.components.evaluation.bootstrap import Interval, counts, expanded
 
 Rows = Sequence[Sequence[float]]
 
@@ -44,7 +44,8 @@ def perplexity_ratio(
         )
     drawn = counts(len(ours), resamples, seed)
     ratios = np.exp((drawn @ (theirs - ours)) / (drawn @ tokens))
-    low, high = np.quantile(ratios, [(1 - level) / 2, (1 + level) / 2])
+    wide = expanded(level, len(ours))
+    low, high = np.quantile(ratios, [(1 - wide) / 2, (1 + wide) / 2])
     return Interval(
         mean=float(np.exp((theirs - ours).sum() / tokens.sum())),
         low=float(low),

@@ -59,6 +59,10 @@ def _gate(name: str, spec: Mapping[str, Any], metrics: Mapping[str, Any]) -> tup
             f"{name}: failed, the evaluation has no such "
             f"metric{nearest(name, {key.split('.')[0] for key in metrics})}",
         )
+    of, _, end = name.rpartition(".")
+    units = metrics.get(f"{of}.n", math.inf) if end in ("low", "high") else math.inf
+    if not enough(units):
+        return False, f"{name}: failed, its interval is of {units} only"
     parts = [_bound(value, side, bound, interval=gate.interval) for side, bound in bounds]
     passed = all(p for p, _ in parts)
     return passed, f"{name}: {'passed' if passed else 'failed'}, {' and '.join(text for _, text in parts)}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ratchet.components.errors import DataError
-from ratchet.components.evaluation.bootstrap import mean_interval
+from ratchet.components.evaluation.bootstrap import checked
 
 Rows = Sequence[Sequence[float]]
 
@@ -21,7 +21,7 @@ def sequence_kl(
     Rows (T_b,) are log-probs at temperature 1 of the same sampled tokens under both models. For answers
     sampled at a lower temperature it is the mean log-ratio of those answers, not the KL.
     """
-    return mean_interval([float(row.sum()) for row in _gaps(sampled, reference, masks)], resamples=1)["mean"]  # pyright: ignore[reportArgumentType]
+    return float(checked([float(row.sum()) for row in _gaps(sampled, reference, masks)]).mean())
 
 
 def _gaps(sampled: Rows, reference: Rows, masks: Sequence[Sequence[bool]] | None) -> list[np.ndarray]:

@@ -16,7 +16,10 @@ def headline(results: Mapping[str, Any]) -> str:
     if text := gains(results):
         return text + _cost(metrics) + "."
     if "win_rate_vs_sft.mean" not in metrics:
-        return "This run has no win rate against the SFT policy; the numbers below describe its answers."
+        return (
+            "This run compares its final policy with the SFT policy by no gold or verified measure; the "
+            "numbers below describe its answers."
+        )
     mean, low, high = (metrics[f"win_rate_vs_sft.{end}"] for end in ("mean", "low", "high"))
     sure = (
         "better than the model it started from"

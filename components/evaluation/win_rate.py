@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ratchet.components.errors import DataError
-from ratchet.components.evaluation.bootstrap import Interval, counts, wilson, win_rate
+from ratchet.components.evaluation.bootstrap import Interval, counts, expanded, wilson, win_rate
 
 PRIOR = 0.1  # ridge on both coefficients in units of one observation; keeps separable data finite
 ITERATIONS = 25
@@ -88,7 +88,8 @@ def length_controlled(
     drawn = np.concatenate([np.ones((1, total)), counts(total, resamples, seed)])
     weights = _fit(x, outcome, drawn[:, prompt] * share)
     rates = 1 / (1 + np.exp(-weights[:, 0]))
-    low, high = np.quantile(rates[1:], [(1 - level) / 2, (1 + level) / 2])
+    wide = expanded(level, total)
+    low, high = np.quantile(rates[1:], [(1 - wide) / 2, (1 + wide) / 2])
     mean = float(rates[0])
     if total == 1 or np.ptp(outcome) == 0:
         plain = wilson(min(float((outcome * share).sum()), total), total, level=level)

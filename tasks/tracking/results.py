@@ -9,7 +9,6 @@ arm's model, mostly the policy), and the conditions: `prompts` (digest of the he
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from ratchet.components.storage.store import content, digest, read_manifest
 FINAL = "final."
 CONDITIONS = ("data", "max_tokens", "temperature", "decoding")
 """Sampling settings that answers must share to be compared."""
-MOST_RESAMPLES = 2_000_000
 
 
 def read_evaluation(run: Path) -> dict[str, Any]:
@@ -179,27 +177,12 @@ def why_not_comparable(mine: Mapping[str, Any], theirs: Mapping[str, Any], score
 def paired_difference(
     mine: Mapping[str, Any], theirs: Mapping[str, Any], score: str, *, level: float = 0.95
 ) -> dict[str, Any]:
-    """Interval of mine − theirs over the shared prompts, by `expanded`; check `why_not_comparable` first."""
+    """Interval of mine − theirs over the shared prompts; check `why_not_comparable` first."""
     from ratchet.components.evaluation.bootstrap import difference
 
     a, b = mine["per_prompt"][score], theirs["per_prompt"][score]
     shared = min(len(a), len(b))
-    wide = expanded(level, shared)
-    # at least forty resamples in each tail
-    resamples = max(10_000, math.ceil(min(MOST_RESAMPLES, 80 / max(1 - wide, 1e-9))))
-    return dict(difference(a[:shared], b[:shared], level=wide, resamples=resamples))
-
-
-def expanded(level: float, units: int) -> float:
-    """Level at which a bootstrap percentile interval of the mean of `units` numbers covers as often as
-    `level` says (Hesterberg, 2015, "What teachers should know about the bootstrap", section 4.3): of 8
-    numbers, one of 97.5 % would lie above 0 in 4 % of comparisons without an effect, instead of 1.25 %.
-    """
-    from scipy.stats import norm, t
-
-    if units < 2:
-        return level
-    return 1 - 2 * float(norm.sf(math.sqrt(units / (units - 1)) * t.isf((1 - level) / 2, units - 1)))
+    return dict(difference(a[:shared], b[:shared], level=level))
 
 
 def shared_scores(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> Sequence[str]:

@@ -12,6 +12,7 @@ NUMBER = re.compile(r"(?<![\w./])-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:
 """A hyphen after a digit is not a minus sign; a comma is a thousands separator or separates numbers: 3-4 ends
 in 4, 1,2 in 2.
 """
+THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?(?:/\d+)?")
 HUGE = re.compile(r"e[-+]?[\d_]{4}", re.IGNORECASE)
 """An exponent of four digits or more: the value takes more memory than the text by any factor."""
 
@@ -42,10 +43,13 @@ def last_boxed(text: str) -> str | None:
 
 
 def _number(text: str) -> Fraction | None:
+    text = text.strip().rstrip(".")
     if HUGE.search(text):
         return None
+    if THOUSANDS.fullmatch(text):
+        text = text.replace(",", "")
     try:
-        return Fraction(text.replace(",", "").strip().rstrip("."))
+        return Fraction(text)
     except (ValueError, ZeroDivisionError):
         return None
 

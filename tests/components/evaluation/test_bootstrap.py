@@ -5,7 +5,14 @@ import pytest
 from scipy import stats
 
 from ratchet.components.errors import DataError
-from ratchet.components.evaluation.bootstrap import counts, difference, mean_interval, wilson, win_rate
+from ratchet.components.evaluation.bootstrap import (
+    counts,
+    difference,
+    expanded,
+    mean_interval,
+    wilson,
+    win_rate,
+)
 
 
 def test_resampling_uses_numpys_generator_of_the_seed() -> None:
@@ -13,9 +20,24 @@ def test_resampling_uses_numpys_generator_of_the_seed() -> None:
     data = np.random.default_rng(0).exponential(size=60)
     means = data[np.random.default_rng(7).integers(60, size=(10_000, 60))].mean(1)
     found = mean_interval(data, seed=7)
+    tail = (1 - expanded(0.95, 60)) / 2
     assert (found["low"], found["high"]) == pytest.approx(
-        tuple(np.quantile(means, [0.025, 0.975])), rel=1e-12
+        tuple(np.quantile(means, [tail, 1 - tail])), rel=1e-12
     )
+
+
+def test_expanded_level_is_hesterbergs() -> None:
+    """Section 4.3: α'/2 = Φ(−√(n/(n−1)) t_{α/2,n−1}); for n = 10, t = 2.2622 and √(10/9) · t = 2.3845."""
+    assert (1 - expanded(0.95, 10)) / 2 == pytest.approx(stats.norm.cdf(-2.3845), rel=1e-3)
+    assert expanded(0.95, 1) == 0.95 and expanded(0.95, 100_000) == pytest.approx(0.95, abs=1e-5)
+
+
+def test_intervals_of_few_units_cover_as_often_as_they_say() -> None:
+    """Of 6 normal numbers; the plain percentile interval covers their mean in 86 % of samples only."""
+    rng = np.random.default_rng(6)
+    found = [mean_interval(rng.normal(size=6), seed=seed) for seed in range(200)]
+    covered = sum(one["low"] <= 0 <= one["high"] for one in found)
+    assert covered >= stats.binom.ppf(0.005, 200, 0.95)
 
 
 def test_percentile_matches_the_normal_closed_form_for_many_units():

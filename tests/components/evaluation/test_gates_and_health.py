@@ -80,6 +80,9 @@ def test_an_interval_of_few_prompts_passes_no_gate():
         assert passes(row, over=0.5, interval=True) == passes(row, below=1.0, interval=True) == shown
         assert passes({f"m.{end}": v for end, v in row["m"].items()}, over=0.5, interval=True) == shown
         assert passes(row, over=0.5)
+        ends = {f"m.{end}": v for end, v in row["m"].items()}
+        assert check_gates(ends, {"m.low": {"over": 0.5}})["passed"] == shown
+        assert check_gates(ends, {"m.mean": {"over": 0.5}})["passed"]
 
 
 def test_missing_metric_fails_its_gate():

@@ -38,6 +38,9 @@ def score(name, prompt, *texts, **options):
         ("5", "It is 5.", "It is −5."),
         ("1−x", r"\boxed{1-x}", r"\boxed{1+x}"),
         ("1000", r"\boxed{1e3}", r"\boxed{1e4}"),
+        ("12", r"\boxed{12}", r"\boxed{1,2}"),
+        ("1,2", r"\boxed{1,2}", r"\boxed{12}"),
+        ("1200", r"\boxed{1,200.0}", r"\boxed{12,00}"),
         ("3 km", r"It is \boxed{3 km}", r"It is \boxed{4 km}"),
     ],
 )
