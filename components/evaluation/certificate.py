@@ -1,9 +1,9 @@
 """Certificate of a reward model: held-out accuracy, calibration and length bias, with a verdict.
 
 Computed once from the saved model on held-out pairs; online training refuses a reward model without a passed
-certificate. It passes only if the lower bound of its accuracy is above chance. Pairs share conversations, so
-intervals count at most half as many trials as there are distinct conversations and are wider than the number
-of pairs suggests.
+certificate. It passes only if the lower bound of its accuracy is above chance. Pairs share conversations and
+prompts, so intervals count at most half as many trials as there are distinct conversations, and fewer where
+the pairs of a prompt are alike.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from ratchet.components.evaluation.bootstrap import Interval, enough
 from ratchet.components.evaluation.certificate_statistics import (
     accuracy,
     calibration,
+    conversations_of,
     independent,
     length_bias,
+    prompts_of,
     sigmoid,
 )
 from ratchet.components.recipes.conform import conform
 from ratchet.components.recipes.sections import Limits
-from ratchet.components.types import Group, Message
+from ratchet.components.types import Group
 
 CHANCE = 0.5
 
@@ -70,6 +72,7 @@ def certify(
     trained: Sequence[Sequence[float]],
     alone: Sequence[Sequence[float]],
     conversations: int | None = None,
+    prompts: Sequence[str] | None = None,
     cross_validated: Interval | None = None,
     by_kind: Mapping[str, Interval] | None = None,
     best_of_n: Mapping[str, Any] | None = None,
@@ -82,7 +85,8 @@ def certify(
 
     `scores`: by the saved and reloaded model. `trained`, `alone`: scores of the first pairs again, by the
     model in memory before saving, and one pair at a time. `conversations`: number of distinct conversations
-    (`conversations_of`; default two per pair). `padding_difference`: by side, the largest change of a score
+    (`conversations_of`; default two per pair). `prompts` (N,): of which prompt each pair is (`prompts_of`;
+    default: another for each). `padding_difference`: by side, the largest change of a score
     in plain transformers when texts are padded there; `padding_side`: side on which the saved tokenizer pads.
     Both are None for architectures without a transformers class.
 
@@ -101,12 +105,12 @@ def certify(
         )
     deltas = pairs[:, 0] - pairs[:, 1]
     conversations = 2 * len(pairs) if conversations is None else conversations
-    trials = independent(len(pairs), conversations)
+    most = independent(len(pairs), conversations)
     error, bins = calibration(deltas)
     measured: dict[str, Any] = {
         "pairs": len(pairs),
         "conversations": conversations,
-        "accuracy": accuracy(deltas, trials),
+        "accuracy": accuracy(deltas, most, prompts),
         "by_kind": dict(by_kind or {}),
         "best_of_n": best_of_n and dict(best_of_n),
         "cross_validated": cross_validated,
@@ -115,7 +119,7 @@ def certify(
         "calibration_error": error,
         "reliability": bins,
         "margin": {"mean": float(deltas.mean()), "deviation": float(deltas.std())},
-        "length": length_bias(deltas, np.asarray(lengths, dtype=float), trials),
+        "length": length_bias(deltas, np.asarray(lengths, dtype=float), most, prompts),
         "reload_difference": _worst(pairs, trained, "trained"),
         "batch_difference": _worst(pairs, alone, "alone"),
         "padding_side": padding_side,
@@ -151,23 +155,6 @@ def require(certificate: Mapping[str, Any] | None, name: str = "the reward model
     return certificate
 
 
-def conversations_of(pairs: Sequence[Group]) -> int:
-    """Number of distinct conversations that the pairs are taken from. Unnamed conversations are identified by
-    their first two turns, and by more where these are the prompt's: up to the first turn of the side's own.
-    """
-
-    def turns(messages: Sequence[Message]) -> list[str]:
-        return [m["content"].strip() for m in messages if m["role"] in ("user", "assistant")]
-
-    found = set()
-    for pair in pairs:
-        asked = turns(pair.prompt.messages)
-        for side in pair.trajectories:
-            first = (*asked, *turns(side.messages))[: max(2, len(asked) + 1)]
-            found.add(side.meta.get("conversation") or first)
-    return len(found)
-
-
 def accuracy_by_kind(scores: Sequence[Sequence[float]], pairs: Sequence[Group]) -> dict[str, Interval]:
     """Accuracy by the kind of pair in the prompts' `meta["pair"]["kind"]`."""
     deltas, kinds = (
@@ -177,9 +164,8 @@ def accuracy_by_kind(scores: Sequence[Sequence[float]], pairs: Sequence[Group]) 
     found = {}
     for kind in sorted({kind for kind in kinds if kind}):
         rows = [i for i, own in enumerate(kinds) if own == kind]
-        found[kind] = accuracy(
-            deltas[rows], independent(len(rows), conversations_of([pairs[i] for i in rows]))
-        )
+        own = [pairs[i] for i in rows]
+        found[kind] = accuracy(deltas[rows], independent(len(own), conversations_of(own)), prompts_of(own))
     return found
 
 

@@ -3,17 +3,47 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from ratchet.components.data.building import prompt_digest
 from ratchet.components.errors import DataError
 from ratchet.components.evaluation.bootstrap import Interval, wilson
 from ratchet.components.evaluation.linear import bradley_terry
+from ratchet.components.types import Group, Message
 
 BINS = 10
 MATCHED = 0.1
 ROUNDING = 1e-9
+
+
+def conversations_of(pairs: Sequence[Group]) -> int:
+    """Number of distinct conversations that the pairs are taken from. Unnamed conversations are identified by
+    their first two turns, and by more where these are the prompt's: up to the first turn of the side's own.
+    """
+
+    def turns(messages: Sequence[Message]) -> list[str]:
+        return [m["content"].strip() for m in messages if m["role"] in ("user", "assistant")]
+
+    found = set()
+    for pair in pairs:
+        asked = turns(pair.prompt.messages)
+        for side in pair.trajectories:
+            first = (*asked, *turns(side.messages))[: max(2, len(asked) + 1)]
+            found.add(side.meta.get("conversation") or first)
+    return len(found)
+
+
+def prompts_of(pairs: Sequence[Group]) -> list[str]:
+    """Of which prompt each pair is: a digest of its messages, or of the pair's number where no user asks."""
+    return [
+        prompt_digest(pair.prompt.messages)
+        if any(m["role"] == "user" for m in pair.prompt.messages)
+        else str(number)
+        for number, pair in enumerate(pairs)
+    ]
 
 
 def independent(pairs: int, conversations: int) -> int:
@@ -23,16 +53,37 @@ def independent(pairs: int, conversations: int) -> int:
     return max(1, min(pairs, conversations // 2))
 
 
+def effective_trials(right: np.ndarray, prompts: Sequence[str], most: int) -> int:
+    """Effective number of trials, at most `most`, of `right` (N,) in 0..1 if `prompts` (N,) are sampled and
+    each brings all its pairs: p (1 − p) over the variance between prompts, times the squared ratio of the
+    quantiles of the normal and of Student's distribution (Korn and Graubard, 1998). Without repeated prompts,
+    and with one only, `most`.
+    """
+    from scipy.stats import norm, t
+
+    number = np.unique(np.asarray(prompts), return_inverse=True)[1]
+    total, mean = int(number.max()) + 1, float(right.mean())
+    if total in (1, len(right)):
+        return most
+    if mean in (0.0, 1.0):
+        return min(most, total)
+    variance = total / (total - 1) * float((np.bincount(number, right - mean) ** 2).sum()) / len(right) ** 2
+    ratio = float(norm.ppf(0.975) / t.ppf(0.975, total - 1))
+    return max(1, int(min(most, ratio**2 * mean * (1 - mean) / variance))) if variance else most
+
+
 def share(right: float, trials: int) -> Interval:
     """Wilson interval of a share `right` with an effective number of `trials`."""
     return {**wilson(right * trials, trials), "mean": right}
 
 
-def accuracy(deltas: np.ndarray, trials: int | None = None) -> Interval:
-    """Share of pairs whose chosen answer scores higher (ties count half), with an interval over `trials`
-    (default: number of pairs).
+def accuracy(deltas: np.ndarray, most: int | None = None, prompts: Sequence[str] | None = None) -> Interval:
+    """Share of pairs whose chosen answer scores higher (ties count half), with an interval over at most
+    `most` trials (default: number of pairs), see `effective_trials`.
     """
-    return share(float(((deltas > 0) + 0.5 * (deltas == 0)).mean()), min(len(deltas), trials or len(deltas)))
+    right = (deltas > 0) + 0.5 * (deltas == 0)
+    most = min(len(right), most or len(right))
+    return share(float(right.mean()), most if prompts is None else effective_trials(right, prompts, most))
 
 
 def calibration(deltas: np.ndarray, bins: int = BINS) -> tuple[float, list[dict[str, float]]]:
@@ -54,7 +105,9 @@ def calibration(deltas: np.ndarray, bins: int = BINS) -> tuple[float, list[dict[
     return float(sum(r["pairs"] * abs(r["confidence"] - r["accuracy"]) for r in table) / len(deltas)), table
 
 
-def length_bias(deltas: np.ndarray, lengths: np.ndarray, trials: int | None = None) -> dict[str, Any]:
+def length_bias(
+    deltas: np.ndarray, lengths: np.ndarray, most: int | None = None, prompts: Sequence[str] | None = None
+) -> dict[str, Any]:
     """How much of the human preference and of the model's scores is explained by length.
 
     Correlations are of (Δscore, Δlog length), mirrored about zero since the order in a pair is arbitrary.
@@ -76,15 +129,17 @@ def length_bias(deltas: np.ndarray, lengths: np.ndarray, trials: int | None = No
     spearman = float(spearmanr(np.r_[deltas, -deltas], np.r_[gaps, -gaps]).statistic) if varied else 0.0  # pyright: ignore[reportAttributeAccessIssue]
     rest = deltas - slope * gaps
     rest[np.abs(rest) <= ROUNDING * np.abs(deltas).max()] = 0.0  # scores that are only length: ties
-    near = np.abs(gaps) < math.log1p(MATCHED)
+    near = np.flatnonzero(np.abs(gaps) < math.log1p(MATCHED))
     score_weight, length_weight = _logistic(deltas, gaps)
     return {
-        "longer_preferred": accuracy(gaps, trials),
+        "longer_preferred": accuracy(gaps, most, prompts),
         "pearson": pearson,
         "spearman": spearman,
         "slope": slope,
-        "matched": accuracy(deltas[near], trials) if near.any() else None,
-        "controlled": accuracy(rest, trials),
+        "matched": accuracy(deltas[near], most, prompts and [prompts[i] for i in near])
+        if len(near)
+        else None,
+        "controlled": accuracy(rest, most, prompts),
         "coefficients": {"score": score_weight, "length": length_weight},
     }
 

@@ -20,12 +20,14 @@ from typing import Any
 import numpy as np
 
 from ratchet.components.errors import ContractError, DataError, SourceError
-from ratchet.components.evaluation.certificate import CHANCE, conversations_of, shortfall
+from ratchet.components.evaluation.certificate import CHANCE, shortfall
 from ratchet.components.evaluation.certificate_statistics import (
     accuracy,
     calibration,
+    conversations_of,
     independent,
     length_bias,
+    prompts_of,
 )
 from ratchet.components.evaluation.encoder import Encoder, Turn
 from ratchet.components.evaluation.linear import bradley_terry, choose_penalty, topics_of
@@ -179,7 +181,7 @@ def examine(measure: GoldMeasure, pairs: Sequence[Group]) -> dict[str, Any]:
     """Held-out accuracy (raw, length-controlled, at matched length) with intervals; calibration; length bias.
 
     As in a reward model's certificate, intervals count at most half as many trials as there are distinct
-    conversations.
+    conversations, and fewer where the pairs of a prompt are alike.
     """
     sides = [[[*g.prompt.messages, *t.messages] for t in g.trajectories] for g in pairs]
     flat = [conversation for pair in sides for conversation in pair]
@@ -189,11 +191,12 @@ def examine(measure: GoldMeasure, pairs: Sequence[Group]) -> dict[str, Any]:
         [sum(len(text.split()) for _, text in _turns(conversation)) for conversation in flat], float
     ).reshape(-1, 2)
     distinct = conversations_of(pairs)
-    trials = independent(len(pairs), distinct)
+    most, prompts = independent(len(pairs), distinct), prompts_of(pairs)
     deltas = raw[:, 0] - raw[:, 1]
     error, bins = calibration(deltas)
-    near = np.abs(np.log(np.maximum(lengths[:, 0], 1) / np.maximum(lengths[:, 1], 1))) < 0.2
-    right = accuracy(deltas, trials)
+    gaps = np.log(np.maximum(lengths[:, 0], 1) / np.maximum(lengths[:, 1], 1))
+    near = np.flatnonzero(np.abs(gaps) < 0.2)
+    right = accuracy(deltas, most, prompts)
     reasons = shortfall("held-out accuracy", right, CHANCE, "chance")
     return {
         "passed": not reasons,
@@ -201,11 +204,11 @@ def examine(measure: GoldMeasure, pairs: Sequence[Group]) -> dict[str, Any]:
         "pairs": len(pairs),
         "conversations": distinct,
         "accuracy": right,
-        "length_controlled": accuracy(controlled[:, 0] - controlled[:, 1], trials),
-        "matched_length": accuracy(deltas[near], trials) if near.any() else None,
+        "length_controlled": accuracy(controlled[:, 0] - controlled[:, 1], most, prompts),
+        "matched_length": accuracy(deltas[near], most, [prompts[i] for i in near]) if len(near) else None,
         "calibration_error": error,
         "reliability": bins,
-        "length": length_bias(deltas, lengths, trials),
+        "length": length_bias(deltas, lengths, most, prompts),
     }
 
 

@@ -17,8 +17,13 @@ from ratchet.components.data.groups import by_prompt, read_groups
 from ratchet.components.evaluation import plots
 from ratchet.components.evaluation.best_of_n import accuracy_within_prompts, best_of_n
 from ratchet.components.evaluation.bootstrap import Interval
-from ratchet.components.evaluation.certificate import accuracy_by_kind, certify, conversations_of
-from ratchet.components.evaluation.certificate_statistics import independent, share
+from ratchet.components.evaluation.certificate import accuracy_by_kind, certify
+from ratchet.components.evaluation.certificate_statistics import (
+    conversations_of,
+    independent,
+    prompts_of,
+    share,
+)
 from ratchet.components.evaluation.linear import bradley_terry, choose_penalty, topics_of
 from ratchet.components.inference.answers import reward_model_scores
 from ratchet.components.inference.torch import TorchEngine
@@ -243,6 +248,7 @@ def examine(
         trained=trained,
         alone=alone,
         conversations=conversations_of(pairs),
+        prompts=prompts_of(pairs),
         cross_validated=cross_validated,
         limits=limits,
         **padding,

@@ -11,12 +11,15 @@ from sklearn.metrics import brier_score_loss
 
 from ratchet.components.errors import ContractError, DataError, RecipeError
 from ratchet.components.evaluation.best_of_n import best_of_n
-from ratchet.components.evaluation.certificate import accuracy_by_kind, certify, conversations_of, require
+from ratchet.components.evaluation.certificate import accuracy_by_kind, certify, require
 from ratchet.components.evaluation.certificate_statistics import (
     accuracy,
     calibration,
+    conversations_of,
+    effective_trials,
     independent,
     length_bias,
+    prompts_of,
     share,
 )
 from ratchet.components.types import Group, Prompt, Trajectory
@@ -179,6 +182,38 @@ def test_windows_of_one_conversation_do_not_narrow_the_interval():
     assert independent(3, 1) == 1 and independent(3, 100) == 3
 
 
+def test_pairs_of_a_prompt_that_are_alike_count_less() -> None:
+    """Twelve prompts with two pairs each, nine right in both: p = 3/4, variance between prompts
+    12/11 (9 (1/2)² + 3 (3/2)²) / 24² = 0.017045, so 3/16 / 0.017045 = 11 trials, times (1.96 / 2.201)².
+    """
+    prompts = [str(i // 2) for i in range(24)]
+    right = np.array([1.0] * 18 + [0.0] * 6)
+    assert (
+        effective_trials(right, prompts, 24) == effective_trials(right, prompts, 9) == 8
+        and effective_trials(right, prompts, 5) == 5
+    )
+    assert effective_trials(np.ones(24), prompts, 24) == 12, "nothing varies: as many as prompts"
+    assert effective_trials(np.array([1.0, 0] * 12), prompts, 24) == 24, "no variance between prompts"
+    assert (
+        effective_trials(right, [str(i) for i in range(24)], 24)
+        == effective_trials(right, ["one"] * 24, 24)
+        == 24
+    )
+    scores = [[value, 0.5] for value in right]
+    assert certificate_of(scores, prompts=prompts)["accuracy"]["n"] == 8
+    assert certificate_of(scores)["accuracy"]["n"] == 24
+
+
+def test_a_reward_model_at_chance_is_rarely_certified() -> None:
+    """Forty prompts with six pairs each, all right or all wrong by a coin: 40 trials, not 240."""
+    rng, prompts = np.random.default_rng(0), [str(i // 6) for i in range(240)]
+    passed = 0
+    for _ in range(400):
+        deltas = np.repeat(rng.choice([-1.0, 1.0], 40), 6)
+        passed += accuracy(deltas, 240, prompts)["low"] > 0.5
+    assert passed / 400 < 0.05
+
+
 def test_conversations_are_identified_by_id_or_first_turn():
     def side(*turns, **meta):
         return Trajectory(
@@ -299,3 +334,13 @@ def test_broken_scores_and_shapes_are_refused():
     for wrong in ([], [[1.0, 2, 3]]):
         with pytest.raises(DataError):
             certificate_of(wrong)
+
+
+def test_pairs_are_of_one_prompt_by_its_text() -> None:
+    def pair(*asked: str) -> Group:
+        turns = tuple({"role": "user", "content": text} for text in asked)
+        answers = [Trajectory(({"role": "assistant", "content": text},)) for text in ("yes", "no")]
+        return Group(Prompt("p", turns), tuple(answers))
+
+    first, same, other, *without = prompts_of([pair("A?"), pair("a? "), pair("B?"), pair(), pair()])
+    assert first == same != other and len({first, other, *without}) == 4
