@@ -7,6 +7,7 @@ file.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
@@ -118,6 +119,8 @@ def _rate(count: int, work: Callable[[], object]) -> float:
 if __name__ == "__main__":
     request = json.loads(Path(sys.argv[1]).read_text())
     profile = request.pop("profile")
+    for module in request.pop("imports"):  # which a stage's process has when it starts
+        importlib.import_module(module)
     with product_precision(profile["precision"]):
         found = measure(Path(request.pop("model")), profile, request.pop("adapters"), **request)
     write_atomic(Path(sys.argv[2]), json.dumps(found))

@@ -35,6 +35,7 @@ from ratchet.components.storage.store import digest, write_atomic
 from ratchet.tasks.machine.checks import existing
 from ratchet.tasks.machine.provenance import machine, packages
 from ratchet.tasks.machine.system import gpu_names
+from ratchet.tasks.process.child import PRELOAD
 from ratchet.tasks.process.launch import ENVIRONMENT
 from ratchet.tasks.tracking.outcome import run_files
 
@@ -186,6 +187,7 @@ def machine_rates(pipeline: Pipeline, model: Path, length: int) -> Rates:
         "length": max(8, length),
         "prompt": max(4, length // 2),
         "each": online.rollout.get("responses_per_prompt", 1) if online else 1,
+        "imports": PRELOAD,
     }
     code = [source_digest(does, {}) for does in ("optimise", "rollout")] + [digest(MEASURE.read_text())]
     about = {**ask, "model": digest(plain(recipe.models["policy"]))}

@@ -76,6 +76,8 @@ def test_mbpp_solutions_are_checked_and_a_prompt_without_tests_fails() -> None:
         meta={"test_list": ["assert twice(2) == 4", "assert twice(0) == 0"]},
     )
     assert rewarded(mbpp, "def twice(x): return 2 * x", "def twice(x): return x + 2")[0] == [1.0, 0.0]
+    printed = "```python\ndef twice(x): return 2 * x\n```\nIt prints:\n```text\n4\n```"
+    assert rewarded(mbpp, printed)[0] == [1.0], "the last block of Python, not the last block"
     assert rewarded(Prompt("p", ({"role": "user", "content": "Hi"},)), "x")[1] == [
         "failed: prompt 'p' has no tests: expected meta.test with meta.entry_point, or meta.test_list"
     ]
