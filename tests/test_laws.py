@@ -245,6 +245,29 @@ def test_k2_and_k3_estimate_the_kl_that_enumeration_gives():
         torch.testing.assert_close((p.exp() * loss).sum(), exact)
 
 
+def test_gradients_of_the_kl_estimators_as_losses():
+    """Under samples of pi the gradient of k1 is 0 on average, of k2 that of KL(pi || ref), of k3 that of
+    KL(ref || pi): summed over all tokens with their probability, which is not differentiated.
+    """
+    torch.manual_seed(2)
+    logits = torch.randn(V, dtype=torch.float64, requires_grad=True)
+    p, q = logits.log_softmax(-1), torch.randn(V, dtype=torch.float64).log_softmax(-1)
+    rows = torch.arange(V)
+    batch = Batch(
+        {}, torch.ones(V, 1, dtype=torch.bool), {"logprobs.reference": q[:, None]}, rows, rows, ("",) * V
+    )
+    truths = {"k1": 0 * p.sum(), "k2": (p.exp() * (p - q)).sum(), "k3": (q.exp() * (q - p)).sum()}
+    for estimator, truth in truths.items():
+        terms = build("objective", {"name": "kl", "estimator": estimator})(
+            Outputs({"logprobs": p[:, None]}), batch
+        )
+        expected, found = (
+            torch.autograd.grad(x, logits, retain_graph=True)[0]
+            for x in (truth, (p.detach().exp() * terms.loss[:, 0]).sum())
+        )
+        torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("name", ["centre", "group_norm", "leave_one_out", "whiten"])
 def test_constant_group_has_zero_advantage(name):
     from ratchet.components.types import Context, Group, Prompt, Trajectory

@@ -112,6 +112,17 @@ def test_advantages(case):
     assert written["advantages"][0] == pytest.approx(case["expected"], abs=4e-6)
 
 
+def test_whitening_is_over_all_groups():
+    """Of 0, 1 and 2, 3 the mean is 3/2 and the sample deviation the root of 5/3, whatever the groups."""
+    written = build("annotate", {"name": "advantages.whiten"})(
+        [group_of([0.0, 1.0]), group_of([2.0, 3.0])], Context()
+    )
+    assert written["advantages"] == [
+        pytest.approx([-1.161895, -0.387298], abs=1e-6),
+        pytest.approx([0.387298, 1.161895], abs=1e-6),
+    ]
+
+
 @pytest.mark.parametrize("case", ORACLES["gae"], ids=lambda c: c["source"])
 def test_gae(case):
     mask = case.get("mask", [True] * len(case["values"]))
