@@ -30,6 +30,12 @@ def test_the_first_signal_that_differs_by_its_margin_decides():
     )
 
 
+def test_any_difference_of_the_first_signal_decides_by_default():
+    """Deviation of a over 0, 0.1, 10: 4.69, which 0.1 is far below; b would say the opposite."""
+    pairs, counts = chosen([group(a=[0.0, 0.1, 10.0], b=[9.0, 0.0, 0.0])])
+    assert pairs == [("1", "0"), ("2", "0"), ("2", "1")] and counts["pairs decided by a"] == 3
+
+
 def test_labels_do_not_depend_on_a_signals_unit():
     a, b = [0.1, 0.5, 0.1, 0.3], [5.0, 1.0, 9.0, 2.0]
     assert chosen([group(a=a, b=b)]) == chosen([group(a=a, b=[1000 * x for x in b])])
