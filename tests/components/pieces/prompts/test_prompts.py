@@ -62,6 +62,14 @@ def test_difficulty_pool_prefers_the_half_solved_and_resumes():
     assert other(PROMPTS, 5, 7, 30, 0) == pool(PROMPTS, 5, 7, 30, 0)
 
 
+def test_difficulty_pool_keeps_its_momentum_of_the_mean_before():
+    """From 1 by a round without a right answer: 3/4 with a momentum of 3/4."""
+    pool = build("prompts", {"name": "difficulty_pool", "momentum": 0.75})
+    for right in (1.0, 0.0):
+        pool.update([Group(PROMPTS[0], (Trajectory(()),), {"reward.exact_answer": [right]})])
+    assert pool.state() == {"solved": {PROMPTS[0].id: 0.75}}
+
+
 @pytest.mark.parametrize("floor", [0.0, 1e-6])
 def test_difficulty_pool_with_little_or_no_floor_draws_by_chance_among_equals(floor: float) -> None:
     pool = build("prompts", {"name": "difficulty_pool", "floor": floor})
