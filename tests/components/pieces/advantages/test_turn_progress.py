@@ -45,6 +45,12 @@ def test_discount_one_without_bonus_is_the_return_of_the_episode() -> None:
     assert turns(group, bonus=0.0, discount=1.0) == [[1 - 1.5, -1.0], [1 - 1.5, 0.5], [2 - 1.0, 0.5]]
 
 
+def test_a_discount_reaches_beyond_the_next_turn() -> None:
+    """Returns 1 + (0 + 1/2)/2 = 1.25, 0.5, 1 and 0 + (1 + 0)/2 = 0.5, 1, 0."""
+    group = episodes([1, 0, 1], [0, 1, 0])
+    assert turns(group, bonus=0.0, discount=0.5) == [[0.75, -0.5, 1.0], [-0.75, 0.5, -1.0]]
+
+
 def test_a_turn_that_no_other_episode_reaches_has_no_advantage() -> None:
     assert turns(episodes([0, 1], [1]), bonus=0.0) == [[-1.0, 0.0], [1.0]]
 

@@ -90,6 +90,13 @@ def test_three_iterations_grow_the_tree_that_is_worked_out_by_hand() -> None:
     assert group.trajectories[2].mask == [False, True, True, True, True]
 
 
+def test_a_simulation_counts_with_the_weight_alpha() -> None:
+    """V of b is 3/4 of its own 0.6 and 1/4 of the 0.8 that its simulation met."""
+    (group,), _ = searched(iterations=1, leaves=True, gate=None, alpha=0.25)
+    (b, _) = group.trajectories[1].spans
+    assert group.trajectories[1].text == "b,c" and b.numbers == {"value": pytest.approx(0.65), "visits": 1}
+
+
 def test_bounds_and_back_up_follow_the_paper() -> None:
     assert bound(Node([], [], value=0.5, visits=2), 8, 0.7) == pytest.approx(
         0.5 + 0.7 * math.sqrt(math.log(8))
