@@ -118,8 +118,29 @@ def transcript(text: str) -> tuple[Message, ...]:
 
 def prompt_of(row: Mapping[str, Any]) -> tuple[Message, ...]:
     """The prompt of a row, with its column `system` as system message; empty if the row has none."""
-    found = next((row[name] for name in PROMPTS if row.get(name) is not None), None)
-    return with_system(messages_of(found, "user"), row.get("system")) if found is not None else ()
+    name = next((name for name in PROMPTS if row.get(name) is not None), None)
+    if name is None:
+        return ()
+    if name == "instruction" and (row.get("input") not in (None, "") or row.get("history")):
+        return instruction_of(row)
+    return with_system(messages_of(row[name], "user"), row.get("system"))
+
+
+def instruction_of(row: Mapping[str, Any]) -> tuple[Message, ...]:
+    """Alpaca's prompt: `system`, `history` (earlier pairs of instruction and output), `instruction` with
+    `input`.
+    """
+    if any(isinstance(pair, str) or len(pair) != 2 for pair in row.get("history") or ()):
+        raise ValueError("history: expected pairs of an instruction and its output")
+    earlier = [
+        message(role, text)
+        for pair in row.get("history") or ()
+        for role, text in zip(("user", "assistant"), map(text_of, pair), strict=True)
+    ]
+    question = "\n\n".join(
+        text_of(text) for text in (row["instruction"], row.get("input")) if text not in (None, "")
+    )
+    return with_system((*earlier, message("user", question)), row.get("system"))
 
 
 def reply_of(value: Any) -> tuple[Message, ...]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ratchet.components.data.messages import messages_of, prompt_of, score_of
+from ratchet.components.data.messages import messages_of, prompt_of, score_of, with_system
 from ratchet.components.data.records import Conversation
 from ratchet.components.piece import piece
+from ratchet.components.types import Message
 
 
 @piece(reads=("chosen", "rejected"), writes=("reply", "rejected"))
 def preference(row: Mapping[str, Any]) -> list[Conversation]:
-    """`chosen` and `rejected`: answers to `prompt` (text, messages or one message), or whole conversations
-    with a common beginning, as messages or as one text (HH-RLHF). Optional `margin`, or `score_chosen` and
-    `score_rejected`; `label_weight`, how much the pair counts (an objective's `weight_column`).
+    """`chosen` and `rejected`: answers to `prompt` (text, messages or one message) or to `instruction` and
+    `input`, or whole conversations with a common beginning, as messages or as one text (HH-RLHF). Optional
+    `system`; `margin`, or `score_chosen` and `score_rejected`; `label_weight`, how much the pair counts (an
+    objective's `weight_column`).
     """
     sides = messages_of(row["chosen"], "assistant"), messages_of(row["rejected"], "assistant")
     if all(side[0]["role"] == "assistant" for side in sides):
@@ -22,6 +24,8 @@ def preference(row: Mapping[str, Any]) -> list[Conversation]:
         if not prompt:
             raise ValueError("`prompt` is missing, and `chosen` and `rejected` are not whole conversations")
         sides = (*prompt, *sides[0]), (*prompt, *sides[1])
+    else:
+        sides = _with_system(sides[0], row.get("system")), _with_system(sides[1], row.get("system"))
     opening = next(
         (i for i, (one, other) in enumerate(zip(*sides, strict=False)) if one != other), min(map(len, sides))
     )
@@ -53,3 +57,9 @@ def preference(row: Mapping[str, Any]) -> list[Conversation]:
             meta={name: value for name, value in optional.items() if value is not None},
         )
     ]
+
+
+def _with_system(conversation: tuple[Message, ...], system: Any) -> tuple[Message, ...]:
+    """A conversation with the row's system message, unless it begins with that already."""
+    given = conversation[0]["content"] if conversation[0]["role"] == "system" else None
+    return conversation if given == system else with_system(conversation, system)

@@ -304,6 +304,31 @@ def test_pairs_of_each_layout(tmp_path, name):
     assert group.columns == ({"margin": [2.5, 2.5]} if "score_chosen" in PAIRS[name] else {})
 
 
+def test_a_pair_keeps_the_input_and_history_of_its_instruction(tmp_path):
+    """LLaMA-Factory's layout of preferences: Alpaca's columns, with two answers."""
+    pair = {"instruction": "Translate.", "chosen": "house", "rejected": "dog"}
+    row = {**pair, "input": "Haus", "system": "A dictionary.", "history": [["Translate.\nHund", "dog"]]}
+    begun = [
+        ("system", "A dictionary."),
+        ("user", "Translate.\nHund"),
+        ("assistant", "dog"),
+        ("user", "Translate.\n\nHaus"),
+    ]
+    found = one(tmp_path, row)
+    assert plain(found.messages) == [*begun, ("assistant", "house")]
+    assert plain(found.rejected) == [*begun, ("assistant", "dog")] and found.opening == 4
+    assert plain(one(tmp_path, {**pair, "input": ""}).messages)[0] == ("user", "Translate.")
+
+
+@pytest.mark.parametrize("own", [[], [{"role": "system", "content": "Be kind."}]])
+def test_a_pair_of_conversations_has_the_system_message_of_its_row_once(tmp_path, own):
+    pair = PAIRS["conversations"]
+    row = {name: [*own, *messages] for name, messages in pair.items()} | {"system": "Be kind."}
+    found = one(tmp_path, row)
+    assert plain(found.messages) == [("system", "Be kind."), ("user", "Hi."), ("assistant", "Hello.")]
+    assert plain(found.rejected) == [("system", "Be kind."), ("user", "Hi."), ("assistant", "No.")]
+
+
 def test_hh_dialogues_are_split_at_the_last_answer(tmp_path):
     start = (
         "\n\nHuman: what are some pranks with a pen i can do?\n\nAssistant: Are you looking for "
