@@ -73,7 +73,7 @@ def parse(
                     raise ValueError(
                         f"the row is a {type(row).__name__}, expected an object with named columns"
                     )
-                row, images = without_images(_renamed(row, columns or {}))
+                row, images = without_images(renamed(row, columns or {}))
                 name, layout = choose(row)
                 named = key if row.get("id") is None else str(row["id"])
                 own = _text(row.get(SPLIT_COLUMN)) if SPLIT_COLUMN in (columns or {}) else split
@@ -118,7 +118,7 @@ def unique(sifted: FilterResult) -> FilterResult:
     )
 
 
-def _renamed(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
+def renamed(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
     """The row with the layout's column names and decoded `STRUCTURED` columns; `a.b` addresses `b` in the
     object `a`, or in its JSON.
     """

@@ -13,6 +13,7 @@ from typing import Any
 
 from ratchet.components.errors import DataError, GateError, RecipeError
 from ratchet.components.recipes.changed_rounds import with_rounds
+from ratchet.components.recipes.check_columns import unread_columns
 from ratchet.components.recipes.check_warnings import equal_labels, markup, one_conversation
 from ratchet.components.recipes.schema import Online, Recipe
 from ratchet.components.recipes.sections import Data
@@ -76,6 +77,7 @@ class Checked:
     whole: bool = True
     layouts: Mapping[str, int] = field(default_factory=dict)  # rows by the parser that read them
     groups: Mapping[str, int] = field(default_factory=dict)  # by split
+    unread: Sequence[str] = ()  # columns of which no parser asked for the value
     left_out: Mapping[str, int] = field(default_factory=dict)  # records by step and reason
     examples: Mapping[str, Sequence[Example]] = field(
         default_factory=dict
@@ -93,6 +95,8 @@ class Checked:
                 + ", ".join(f"{name} {count:,}" for name, count in self.groups.items())
                 + " (lengths in tokens are checked in the run)",
             ]
+        if self.unread:
+            lines.append(f"columns that nothing reads: {', '.join(self.unread)}")
         if self.left_out:
             worst = Counter(self.left_out).most_common()
             more = sum(count for _, count in worst[3:])
@@ -174,6 +178,7 @@ def check_records(recipe: Recipe, read: set[str], show: int = 0) -> Checked:
             whole,
             _layouts(parsed.changed),
             {name: len(groups) for name, groups in made.splits.items()},
+            unread_columns(zip(paths, data.every_source, strict=True), HEAD),
             left_out,
             {
                 name: [_example(name, group) for group in groups[:show]]

@@ -34,6 +34,27 @@ def test_labels_that_are_all_true_are_a_warning(tmp_path: Path) -> None:
     assert not check_files(load(mine(tmp_path, "kto", rows))[0]).warnings
 
 
+@pytest.mark.parametrize(
+    ("more", "columns", "unread"),
+    [
+        ({}, {}, []),
+        ({"kto_tag": False, "note": None}, {}, ["kto_tag"]),
+        ({"kto_tag": True}, {"label": "kto_tag"}, []),
+        ({"id": 7, "system": "Be kind.", "meta": {"day": 1}}, {}, []),
+        ({"text": "what is it?", "old": {"label": True}}, {"label": "old.label"}, ["text"]),
+    ],
+)
+def test_columns_that_nothing_reads_are_named(
+    tmp_path: Path, more: dict[str, Any], columns: dict[str, str], unread: list[str]
+) -> None:
+    """A label under another name would be imitated whatever it says."""
+    rows = [{"instruction": f"what is {i}?", "output": f"it is {i}", **more} for i in range(80)]
+    data = {"source": "path:d.jsonl", "columns": columns, "splits": {"evaluate": 0.2, "sft": 0.8}}
+    checked = check_files(load(mine(tmp_path, "sft", rows, data=data, sft={"validation": None}))[0])
+    assert checked.unread == unread
+    assert any("columns that nothing reads" in line for line in checked.lines()) == bool(unread)
+
+
 def test_a_gate_on_an_interval_of_few_prompts_is_a_warning() -> None:
     """Six prompts on one side of a bound are no chance at 95 %, five are."""
     gates = "register.gates={reward.exact_answer_gain_vs_base: {over: 0.0, interval: true}}"
