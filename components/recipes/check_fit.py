@@ -8,6 +8,7 @@ from typing import Protocol
 from ratchet.components.errors import RecipeError
 from ratchet.components.models.outputs import OUTPUTS
 from ratchet.components.piece import catalogue, describe
+from ratchet.components.recipes.check_signature import check_signature
 from ratchet.components.recipes.conform import known_keys
 from ratchet.components.recipes.schema import Fit, Spec
 from ratchet.components.training.reduce import legal
@@ -88,6 +89,7 @@ def check_validated(fit: Fit, where: str) -> None:
 def _check_objective(spec: Spec, flow: Groups, at: str, role: str, gives: Collection[str]) -> None:
     """Columns, outputs, reduction and groups of an objective."""
     description = describe("objective", spec["name"])
+    check_signature(description, at)
     check_reads(description.named("reads", spec), flow.columns, spec["name"], at)
     kind = role.removesuffix("_model")
     if missing := sorted(description.outputs - set(gives)):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.piece import Description, describe
 from ratchet.components.recipes.check_fit import check_reads
+from ratchet.components.recipes.check_signature import check_signature
 from ratchet.components.recipes.schema import Spec
 
 BY_NAME = ("verifier", "scorer")
@@ -16,6 +17,7 @@ BY_NAME = ("verifier", "scorer")
 def check_piece(slot: str, spec: Spec, have: set[str], models: set[str], where: str) -> set[str]:
     """The columns after a piece with this spec, from those before it. `RecipeError` if it cannot run."""
     description = describe(slot, spec["name"], where=where)
+    check_signature(description, where)
     check_reads(description.named("reads", spec), have, spec["name"], where)
     writes = set(description.named("writes", spec))
     if slot == "annotate" and writes & have:
