@@ -140,6 +140,11 @@ def check_gates(recipe: Recipe) -> None:
         at = f"register.gates.{name}"
         if gate.over is None and gate.below is None:
             raise RecipeError(f"{at}: sets no bound; write `over: <number>` or `below: <number>`")
+        if gate.over is not None and gate.below is not None and gate.over >= gate.below:
+            raise RecipeError(
+                f"{at}: cannot pass: nothing is over {gate.over:g} and below {gate.below:g}; write bounds in "
+                "order, as `{over: -0.1, below: 0.1}`"
+            )
         base, _, end = name.rpartition(".")
         if name not in metrics and not (end in ENDS and metrics.get(base)):
             raise RecipeError(
