@@ -188,7 +188,7 @@ def test_whole_recipes_of_the_documentation_are_checked_and_planned(page: Path, 
     from ratchet.tasks.pipeline import Pipeline
 
     for name, row in ROWS.items():
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row(i)) + "\n" for i in range(120)))
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row(i)) + "\n" for i in range(3500)))
     for number, block in enumerate(whole_recipes(page)):
         file = tmp_path / f"example_{number}.yaml"
         file.write_text(block)

@@ -14,14 +14,17 @@ from typing import Any
 from ratchet.components.errors import DataError, GateError, RecipeError
 from ratchet.components.recipes.changed_rounds import with_rounds
 from ratchet.components.recipes.check_columns import unread_columns
+from ratchet.components.recipes.check_counts import check_counts
 from ratchet.components.recipes.check_warnings import equal_labels, markup, one_conversation
 from ratchet.components.recipes.schema import Online, Recipe
 from ratchet.components.recipes.sections import Data
 from ratchet.components.recipes.splits import PROMPT_SECTIONS, kind_of
 from ratchet.components.types import Group, Message
 
-HEAD = 500
-"""Rows of each file checked first; all rows are read only if these fail, for an exact message."""
+HEAD, MORE = 500, 4000
+"""Rows of each file checked first, then where these fail; all rows are read only if both fail, for an exact
+message.
+"""
 
 
 LONGEST = 400
@@ -69,7 +72,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Checked:
-    """What is known before a run. Numbers are of local data only, of the first `HEAD` rows of each file if
+    """What is known before a run. Numbers are of local data only, of the first `head` rows of each file if
     not `whole`; lengths in tokens are not known yet.
     """
 
@@ -82,6 +85,7 @@ class Checked:
     examples: Mapping[str, Sequence[Example]] = field(
         default_factory=dict
     )  # the first groups of each split, as asked for
+    head: int = HEAD
 
     def lines(self) -> list[str]:
         """For people: at most a few lines."""
@@ -90,7 +94,7 @@ class Checked:
             read = ", ".join(f"{count:,} rows {what}" for what, count in self.layouts.items())
             lines += [
                 f"read: {read or 'by the parser of the recipe'}"
-                + ("" if self.whole else f" (the first {HEAD} of each file)"),
+                + ("" if self.whole else f" (the first {self.head:,} of each file)"),
                 "groups: "
                 + ", ".join(f"{name} {count:,}" for name, count in self.groups.items())
                 + " (lengths in tokens are checked in the run)",
@@ -127,7 +131,7 @@ def check_records(recipe: Recipe, read: set[str], show: int = 0) -> Checked:
 
     data = recipe.data
     paths = [local(source.source) for source in data.every_source]
-    for most in (HEAD, None):
+    for most in (HEAD, MORE, None):
         try:
             parsed = read_sources(data, paths, data.seed, most)
             made = curate_records(data, parsed, lambda messages: 0, data.seed, read)
@@ -141,7 +145,10 @@ def check_records(recipe: Recipe, read: set[str], show: int = 0) -> Checked:
                 verifiers(recipe),
             )
             _check_answers(recipe, made.splits)
-            warnings = _sizes(data, made.splits, len(parsed.kept) + len(parsed.dropped), sure=most is None)
+            rows = len(parsed.kept) + len(parsed.dropped)
+            if most in (HEAD, None) or rows < most:  # of more rows, most may be enough
+                check_counts(recipe, made.splits)
+            warnings = _sizes(data, made.splits, rows, sure=most is None)
         except (DataError, RecipeError, GateError):
             if most is None:
                 raise
@@ -153,8 +160,8 @@ def check_records(recipe: Recipe, read: set[str], show: int = 0) -> Checked:
         ]
         whole = (
             most is None
-            or len(parsed.kept) + len(parsed.dropped) < HEAD
-            or not any(True for file in files for _ in islice(read_rows(file), HEAD, HEAD + 1))
+            or rows < most
+            or not any(True for file in files for _ in islice(read_rows(file), most, most + 1))
         )
         left_out = Counter(
             {
@@ -185,6 +192,7 @@ def check_records(recipe: Recipe, read: set[str], show: int = 0) -> Checked:
                 for name, groups in made.splits.items()
                 if show
             },
+            most or HEAD,
         )
     raise AssertionError("not reached: the second pass returns or raises")
 

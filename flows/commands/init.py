@@ -139,8 +139,8 @@ def recipe(
 
 
 def _sizes(records: Sequence[Any], kind: Kind) -> dict[str, Any]:
-    """`tokens` that 95 % of the records are shorter than, `epochs` for about a hundred `steps`, the numbers
-    of `liked` and `disliked` answers, and weights that balance these.
+    """`tokens` that 95 % of the records are shorter than, `epochs` for about a hundred `steps`, prompts of a
+    round of `instruct`, the numbers of `liked` and `disliked` answers, and weights that balance these.
     """
     lengths = sorted(sum(len(m["content"]) for m in record.messages) for record in records)
     longest = lengths[int(0.95 * (len(lengths) - 1))] / CHARACTERS + TEMPLATE
@@ -153,6 +153,7 @@ def _sizes(records: Sequence[Any], kind: Kind) -> dict[str, Any]:
         "tokens": min(LONGEST, max(128, -(-int(longest) // 64) * 64)),
         "epochs": epochs,
         "steps": max(1, learned * epochs // 16),
+        "per_round": max(1, min(64, len(records) // 20)),  # three rounds within a fifth of the rows
         "liked": liked,
         "disliked": disliked,
         "desirable": round(max(1.0, 1 / more), 2),

@@ -15,9 +15,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from ratchet.components.errors import RatchetError
+from ratchet.components.errors import GateError, RatchetError
 from ratchet.components.recipes.check_data import check_files
-from ratchet.components.recipes.check_records import HEAD, LONGEST
+from ratchet.components.recipes.check_records import HEAD, LONGEST, MORE
 from ratchet.components.recipes.recipe import load
 from ratchet.flows.cli import app
 
@@ -249,6 +249,29 @@ def test_check_reads_further_rows_if_the_first_do_not_fill_the_splits(tmp_path: 
         check_files(load(written(tmp_path, "sft", {"d.jsonl": rows[:HEAD]}))[0])
 
 
+def of_pairs(folder: Path, rows: int, *, prompts: int = 4, **reward: Any) -> Path:
+    text = written(folder, "online_dpo", {"d.jsonl": [{**PAIRS[0], "prompt": f"{i}?"} for i in range(rows)]})
+    recipe = yaml.safe_load(text.read_text())
+    recipe |= {"online": {"rounds": 3, "prompts_per_round": prompts}, "reward": reward}
+    text.write_text(yaml.safe_dump(recipe))
+    return text
+
+
+def test_rounds_that_need_more_prompts_than_there_are_stop_before_anything_trains(tmp_path: Path) -> None:
+    """The first rollout would refuse them, after SFT and the reward model."""
+    with pytest.raises(GateError, match=r"online\.prompts_per_round: .*3 rounds of 40 prompts need 120"):
+        check_files(load(of_pairs(tmp_path, 60, prompts=40))[0])
+    check_files(load(of_pairs(tmp_path, 60))[0])
+    check_files(load(of_pairs(tmp_path, 2 * HEAD, prompts=40))[0])  # enough beyond the first rows
+    check_files(load(of_pairs(tmp_path, MORE + 1, prompts=400))[0])  # judged in the run, not by a prefix
+
+
+def test_a_certificate_of_more_pairs_than_there_are_stops_before_anything_trains(tmp_path: Path) -> None:
+    with pytest.raises(GateError, match=r"reward\.certificate\.min_pairs: expected 90 held-out pairs, got "):
+        check_files(load(of_pairs(tmp_path, 60, certificate={"min_pairs": 90}))[0])
+    check_files(load(of_pairs(tmp_path, 60, certificate={"min_pairs": 3}))[0])
+
+
 def test_check_reads_further_rows_if_the_first_have_one_topic(tmp_path: Path) -> None:
     names = ["cats", "stars", "bread", "rivers", "trains", "kites", "music", "glass"]
     rows = [
@@ -302,6 +325,7 @@ def test_splits_that_nothing_reads_are_never_filled_silently(tmp_path: Path) -> 
                     "base": "online_dpo",
                     "about": "mine",
                     **example,
+                    "online": {**example["online"], "rounds": 1, "prompts_per_round": 4},
                     "data": {"source": f"path:{tmp_path}/d.jsonl", **data},
                 }
             )
