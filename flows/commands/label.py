@@ -116,6 +116,9 @@ def label(
     folder = _queue_folder(source, home, stage)
     if close:
         return _close(folder)
+    for option, file in (("export", export), ("report", report)):
+        if file is not None and not (folder / "items.jsonl").exists():
+            raise RecipeError(f"{folder}: no labelling queue; `ratchet label` without --{option} makes one")
     if report is not None:
         return write_report(folder, report)
     if export is not None:
@@ -160,8 +163,9 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _queue_folder(source: str, home: Path, stage: str | None) -> Path:
     """The folder itself if it has a queue, else that of the run's queue, which may not exist yet."""
-    if (Path(source) / "items.jsonl").is_file():
-        return Path(source)
+    for folder in (Path(source), home / "runs" / source):  # the latter: RUN/stages/ask_1
+        if (folder / "items.jsonl").is_file():
+            return folder
     from ratchet.tasks.labels.waiting import queue_of
 
     if Path(source).is_dir() and run_at(source, home) is None:

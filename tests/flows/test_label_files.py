@@ -82,3 +82,22 @@ def test_labels_of_another_comparison_with_the_id_of_an_item_are_not_imported(
 def test_an_unknown_layout_is_refused(queue: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="label_studio"):
         label(queue, "--export", tmp_path / "l.json", "--layout", "csv")
+
+
+def test_a_stage_of_a_run_that_asked_people_is_a_queue_by_its_name(queue: Path, tmp_path: Path) -> None:
+    """`ratchet label RUN/stages/ask_1` of docs/people.md, from any folder."""
+    stage = tmp_path / "out" / "runs" / "people-1" / "stages" / "ask_1"
+    stage.parent.mkdir(parents=True)
+    stage.symlink_to(queue)
+    named = ("people-1/stages/ask_1", "--home", tmp_path / "out")
+    label(*named, "--export", tmp_path / "pairs.parquet")
+    assert (tmp_path / "pairs.parquet").is_file()
+
+
+@pytest.mark.parametrize("option", ["--export", "--report"])
+def test_nothing_is_written_of_a_run_without_a_queue(option: str, tmp_path: Path) -> None:
+    run = tmp_path / "out" / "runs" / "tiny-1"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text('{"state": "finished", "stages": {}}')
+    with pytest.raises(RecipeError, match=r"no labelling queue; `ratchet label` without --(export|report)"):
+        label("tiny-1", "--home", tmp_path / "out", option, tmp_path / "quality.html")
