@@ -111,9 +111,13 @@ def label(
     """Serve a page on which people compare answers, over a queue that a run's answers fill. Ctrl-C stops it;
     the same command continues.
     """
+    folder = Path(source) if take is not None else _queue_folder(source, home, stage)
+    if (folder / "manifest.json").exists() and export is None and report is None:
+        raise RecipeError(
+            f"{folder}: the labels that a finished stage keeps; only --export and --report read them"
+        )
     if take is not None:
-        return take_labels(Path(source), take)
-    folder = _queue_folder(source, home, stage)
+        return take_labels(folder, take)
     if close:
         return _close(folder)
     for option, file in (("export", export), ("report", report)):

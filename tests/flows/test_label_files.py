@@ -101,3 +101,13 @@ def test_nothing_is_written_of_a_run_without_a_queue(option: str, tmp_path: Path
     (run / "run.json").write_text('{"state": "finished", "stages": {}}')
     with pytest.raises(RecipeError, match=r"no labelling queue; `ratchet label` without --(export|report)"):
         label("tiny-1", "--home", tmp_path / "out", option, tmp_path / "quality.html")
+
+
+@pytest.mark.parametrize("option", [("--close",), ("--forget", "ann"), ("--import", "labels.jsonl"), ()])
+def test_labels_that_a_finished_stage_keeps_are_only_read(option: tuple[str, ...], queue: Path) -> None:
+    """They are an output of the store, which is compared with its manifest byte for byte."""
+    (queue / "manifest.json").write_text("{}")
+    before = {path.name: path.read_bytes() for path in queue.iterdir()}
+    with pytest.raises(RecipeError, match="--export and --report"):
+        label(queue, "--port", 0, *option)
+    assert {path.name: path.read_bytes() for path in queue.iterdir()} == before
