@@ -21,7 +21,7 @@ def gc(
     best: Annotated[
         int | None,
         typer.Option(
-            help="Keep the N best registered versions of a model, besides promoted ones. Default: all."
+            help="Keep the N best registered versions of a model, besides its champions. Default: all."
         ),
     ] = None,
     metric: Annotated[

@@ -2,7 +2,7 @@
 needs.
 
 Kept, with all their ancestors:
-    promoted    versions with an alias or a former champion, and all of the runs that made them
+    champion or candidate    versions with an alias or a former champion, and all of the runs that made them
     registered  other registered versions, or of each model the `best` by a metric
     alive       outputs linked or planned by runs of living processes, and by runs that wait for people's
                 labels
@@ -140,12 +140,12 @@ def needed(store: Store, policy: Policy) -> dict[str, str]:
             f"runs under {store.home / 'runs'} have registered models, but this registry has none of them; "
             "set MLFLOW_TRACKING_URI to the one they used"
         )
-    promoted = [v for v in here if v.aliases or any(e["alias"] == "champion" for e in events(v))]
-    makers = {v.tags.get("lineage.run") for v in promoted}
+    named = [v for v in here if v.aliases or any(e["alias"] == "champion" for e in events(v))]
+    makers = {v.tags.get("lineage.run") for v in named}
     made = [name for path, names in runs.items() if path.name in makers for name in names]
     registered = _best(here, policy) if policy.best is not None else here
     reasons = {
-        "promoted": [*(Path(v.path).name for v in promoted), *made],
+        "champion or candidate": [*(Path(v.path).name for v in named), *made],
         "registered": [Path(v.path).name for v in registered],
         "alive": [n for path in alive for n in runs[path]],
         "recent": [n for path in recent for n in runs[path]],

@@ -190,7 +190,7 @@ def test_promoted_versions_keep_their_whole_run_and_the_best_their_ancestors(pub
     assert went(survey(tmp_path, NOTHING)) == {"evaluate"}, "without --best every registered version stays"
     assert [e.path for e in survey(tmp_path, NOTHING).go] == [versions[0][1].path]
     best = Policy(0, 0, best=1, metric="win_rate")
-    assert survey(tmp_path, best).stay == {"promoted": 5, "registered": 1}
+    assert survey(tmp_path, best).stay == {"champion or candidate": 5, "registered": 1}
     with pytest.raises(RecipeError, match="'win_rate'"):
         survey(tmp_path, Policy(0, 0, best=1, metric="win_rat"))
     os.rename(tmp_path / "mlflow.db", tmp_path / "elsewhere.db")
