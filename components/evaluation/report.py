@@ -111,6 +111,8 @@ def write_report(out: Path, results: Mapping[str, Any]) -> Path:
         headline=headline(results),
         pictures=pictures,
         arms=_table(results),
+        differences=_differences(results),
+        prompts=_prompts(results.get("metrics") or {}),
         rounds=_rounds(results.get("rounds") or []),
         slices={name: _slices(rows) for name, rows in (results.get("slices") or {}).items()},
         measure_name=measure_name(results),
@@ -171,7 +173,7 @@ def win_rates(
     metrics: Mapping[str, Any], contrasts: Sequence[Mapping[str, str]] | None = None
 ) -> dict[str, dict[str, float]]:
     """Display name → interval of every `win_rate*` in flat metrics: against SFT first, gold measure first."""
-    found, arms = [], {one["key"]: (one["arm"], one["against"]) for one in contrasts or ()}
+    found = []
     for name in sorted(
         key.removesuffix(".mean") for key in metrics if key.startswith("win_rate") and key.endswith(".mean")
     ):
@@ -179,7 +181,7 @@ def win_rates(
         controlled = scorer.endswith("_lc")
         scorer = scorer.removesuffix("_lc").strip("_").replace("_", " ")
         scorer = scorer or "gold measure"
-        arm, opponent = arms.get(against, ("final", {"sft": "SFT"}.get(against, against)))
+        arm, opponent = _arms_of(against, contrasts)
         title = f"{arm} vs {opponent}, {scorer}" + (", equal length" if controlled else "")
         found.append(
             (
@@ -189,6 +191,34 @@ def win_rates(
             )
         )
     return {title: row for _, title, row in sorted(found, key=lambda entry: entry[0])}
+
+
+def _arms_of(against: str, contrasts: Sequence[Mapping[str, str]] | None) -> tuple[str, str]:
+    """The arm that is compared, and the other one, of a metric `..._vs_<against>`."""
+    arms = {one["key"]: (one["arm"], one["against"]) for one in contrasts or ()}
+    return arms.get(against, ("final", {"sft": "SFT"}.get(against, against)))
+
+
+def _differences(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Title and interval of every `<score>_gain_vs_<arm>`."""
+    metrics, measure, rows = results.get("metrics") or {}, results.get("measure"), []
+    for key in metrics:
+        score, gain, rest = key.partition("_gain_vs_")
+        if not gain or not rest.endswith(".mean"):
+            continue
+        name = key.removesuffix(".mean")
+        arm, opponent = _arms_of(rest.removesuffix(".mean"), results.get("contrasts"))
+        found = {end: metrics[f"{name}.{end}"] for end in ("mean", "low", "high")}
+        percent = score == measure and is_rate(results)
+        what = measure_name(results) if score == measure else label(score)
+        rows.append((f"{what}, {arm} − {opponent}", points(found) if percent else numbers(found, sign="+")))
+    return rows
+
+
+def _prompts(metrics: Mapping[str, Any]) -> int | None:
+    """Number of held-out prompts of the comparisons; None without any."""
+    counts = (int(n) for name, n in metrics.items() if name.endswith(".n") and "_vs_" in name)
+    return max(counts, default=None)
 
 
 def _analyses(results: Mapping[str, Any]) -> list[tuple[str, str, str]]:

@@ -85,7 +85,7 @@ class Pairs:
     max_tokens: Count = 512  # prompt and longer answer together; longer pairs are dropped
     per_topic: Count | None = None  # pairs per topic and position; null: any
     per_conversation: Count | None = 4  # pairs per conversation and position; null: any
-    exclude: Sequence[Finite] = (5.0,)  # ratings to ignore, such as a form's default
+    exclude: Sequence[Finite] = ()  # ratings to ignore, such as a form's default
     limit: Count | None = None  # largest number of pairs
 
 

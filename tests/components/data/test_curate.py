@@ -155,7 +155,7 @@ def test_preference_pairs():
         rated("elsewhere", 1.0, topic="u"),
         rated("unrated", None),
     ]
-    sifted = preference_pairs(records, words, Pairs(positions=(4,), min_gap=2.0))
+    sifted = preference_pairs(records, words, Pairs(positions=(4,), min_gap=2.0, exclude=(5.0,)))
     pairs = {tuple(t.meta["conversation"] for t in g.trajectories): g for g in sifted.kept}
     assert set(pairs) == {("high", "low"), ("near", "low")}
     group = pairs["high", "low"]

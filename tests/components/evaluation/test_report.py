@@ -267,6 +267,29 @@ def test_no_table_or_picture_is_wider_than_the_screen(tmp_path, width):
     assert "<title>wide: ;</title>" in shown, re.findall("<title>.*?</title>", shown, re.S)
 
 
+def test_differences_are_shown_with_their_intervals_and_prompts(tmp_path):
+    def ends(name, mean, low, high):
+        return {f"{name}.mean": mean, f"{name}.low": low, f"{name}.high": high, f"{name}.n": 18}
+
+    metrics = {
+        **ends("win_rate_reward_model_vs_base", 0.6, 0.4, 0.8),
+        **ends("reward.reward_model_gain_vs_base", 0.1, -0.076, 0.366),
+        **ends("reward.instructions_gain_vs_sft", 0.2, 0.1, 0.3),
+    }
+    arms = {arm: {"reward.instructions": 0.5} for arm in ("base", "SFT", "final")}
+    whole = {"arms": arms, "metrics": metrics, "measure": "reward.instructions"}
+    page = write_report(tmp_path, whole).read_text().replace("\xa0", " ")
+    for shown in (
+        "on the same 18 held-out prompts",
+        "<td>reward (reward_model), final − base</td><td>+0.100 [-0.076, +0.366]</td>",
+        "final − SFT</td><td>+20.0 points [+10.0, +30.0]</td>",
+        "Without a gold measure",
+    ):
+        assert shown in page
+    judged = write_report(tmp_path, results()).read_text()
+    assert "The gold measure shares neither" in judged and "Without a gold measure" not in judged
+
+
 def test_missing_parts_omit_their_sections(tmp_path):
     page = write_report(
         tmp_path, {"recipe": "dpo", "arms": {"final": {"length": 3.0, "odd": None}}, "metrics": {}}
