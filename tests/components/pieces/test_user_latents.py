@@ -45,23 +45,26 @@ def column(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)[:, None]
 
 
-def test_the_bound_of_one_user_is_that_worked_by_hand() -> None:
-    """Context (1.5 against 0.75) and (0.5 against 0.25): mean 0.5, log variance 0. Target: b 0.2 against 0,
-    f 1 against -1, so that the margin is N(0.2 + 2 x 0.5, 4). Divergence 0.5 (0.25 + 1 - 1 - 0) = 0.125.
+@pytest.mark.parametrize(("h", "log_variance"), [((0.4, -0.4, -0.1, 0.1), 0.0), ((0.8, 0.4, 0.3, 0.5), 0.5)])
+def test_the_bound_of_one_user_is_that_worked_by_hand(h: tuple[float, ...], log_variance: float) -> None:
+    """Context (1.5 against 0.75) and (0.5 against 0.25): mean 0.5; the log variance is the mean of h. Target:
+    b 0.2 against 0, f 1 against -1, so that the margin is N(0.2 + 2 x 0.5, 4 e^s) with s the log variance.
+    Divergence 0.5 (0.25 + e^s - 1 - s): 0.125, and 0.199361 for s = 0.5.
     """
     out = Outputs(
         {
             "shared": column(9, 9, 0.2, 0, 9, 9)[:, 0],
             "taste": column(5, 6, 1, -1, 7, 8),
             "evidence": column(1.5, 0.75, 3, 3, 0.5, 0.25),
-            "spread": column(0.4, -0.4, 9, 9, -0.1, 0.1),
+            "spread": column(*h[:2], 9, 9, *h[2:]),
         }
     )
-    batch = batch_of([0] * 6, [1, 1, 0, 0, 1, 1])
+    batch, deviation = batch_of([0] * 6, [1, 1, 0, 0, 1, 1]), 2 * math.exp(log_variance / 2)
     terms = build("objective", {"name": "variational_preference", "latent": 1, "kl": 0.1})(out, batch)
-    expected, _ = quad(lambda x: -math.log1p(math.exp(-x)) * norm.pdf(x, 1.2, 2.0), -20, 20)
-    assert terms.loss.tolist() == pytest.approx([-expected + 0.1 * 0.125], abs=1e-4)
-    assert terms.metrics["kl"].tolist() == pytest.approx([0.125])
+    expected, _ = quad(lambda x: -math.log1p(math.exp(-x)) * norm.pdf(x, 1.2, deviation), -25, 25)
+    divergence = {0.0: 0.125, 0.5: 0.1993606}[log_variance]
+    assert terms.loss.tolist() == pytest.approx([-expected + 0.1 * divergence], abs=5e-4)
+    assert terms.metrics["kl"].tolist() == pytest.approx([divergence])
     assert terms.metrics["accuracy"].tolist() == [1.0]
 
 

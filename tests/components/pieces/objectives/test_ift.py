@@ -12,11 +12,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ratchet.components.models.attention import register
 from ratchet.components.models.forward import model_outputs
 from ratchet.components.models.load import load_model
+from ratchet.components.piece import build
 from ratchet.components.training.objectives import Meter, parts
 from ratchet.components.training.packing import pack
 from ratchet.components.training.step_loss import measure
 from ratchet.components.training.torch import TorchLearner
-from ratchet.components.types import Group, Outputs, Prompt, Read, Trajectory
+from ratchet.components.types import Batch, Group, Outputs, Prompt, Read, Trajectory
 
 SPEC = {"weight": 1.0, "reduce": "row_mean", "label": "loss"}
 
@@ -91,6 +92,24 @@ def test_without_mixing_and_propagation_it_is_maximum_likelihood() -> None:
         found.append((loss, [p.grad for p in model.parameters()]))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
     torch.testing.assert_close(found[0][1], found[1][1], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("detached", "slopes"), [(False, [0.75, 1.125]), (True, [1.0, 1.0])])
+def test_gradients_flow_through_the_weights_unless_these_are_detached(
+    detached: bool, slopes: list[float]
+) -> None:
+    """Losses a = 2 and b = 4 with gamma 1/2: their later sums a + b/2 and b are 4, so that both weights are
+    1. The sum of w l is N / D with N = 2 (a^2 + ab/2 + b^2) = 48 and D = a + 3b/2 = 8; its slopes are
+    2 (2a + b/2) / 8 - 48 / 64 = 0.75 by a and 2 (a/2 + 2b) / 8 - 1.5 x 48 / 64 = 1.125 by b.
+    """
+    losses = torch.tensor([[2.0, 4.0]], requires_grad=True)
+    rows = torch.zeros(1, dtype=torch.long)
+    batch = Batch({}, torch.ones(1, 2, dtype=torch.bool), {}, rows, rows, ("p",))
+    objective = build("objective", {"name": "ift", "gamma": 0.5, "detach_weights": detached})
+    terms = objective(Outputs({"mixed": -losses}), batch)
+    assert terms.metrics["weight"].tolist() == [[1.0, 1.0]] and float(terms.loss.detach().sum()) == 6.0
+    (found,) = torch.autograd.grad(terms.loss.sum(), losses)
+    assert found[0].tolist() == pytest.approx(slopes)
 
 
 def test_the_learner_with_tied_embeddings_has_the_same_gradient(tiny_model: Path) -> None:

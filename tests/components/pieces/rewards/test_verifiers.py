@@ -184,6 +184,45 @@ def test_ensemble():
     assert ensemble()["scores.b"] == [[3.0, 9.0]]
 
 
+class Table:
+    """A reward model that scores texts by a table."""
+
+    weights = "table"
+
+    def __init__(self, **scores):
+        self.scores = scores
+
+    def encode(self, group):
+        return group
+
+    def score(self, groups, outputs):
+        return [{"scores": [self.scores[t.text] for t in g.trajectories]} for g in groups]
+
+
+def test_members_are_standardised_over_all_answers_before_they_are_compared():
+    """Scores -3 -1 1 3 (mean 0, deviation sqrt 5) and 10 10 10 30 (mean 15, deviation sqrt 75): standardised
+    -1.342 -0.447 0.447 1.342 and -0.577 -0.577 -0.577 1.732. The least of the raw ones is always the first
+    member's; of the standardised ones that of the second and the third answer is the second member's.
+    """
+    groups = [Group(Prompt(p, ()), (reply(a), reply(b))) for p, a, b in (("p", "a", "b"), ("q", "c", "d"))]
+    models = {"one": Table(a=-3.0, b=-1.0, c=1.0, d=3.0), "two": Table(a=10.0, b=10.0, c=10.0, d=30.0)}
+
+    def ensemble(**options):
+        spec = {"name": "rewards.ensemble", "models": ["one", "two"], **options}
+        rows = build("annotate", spec)(groups, Context(models=models))["reward.ensemble"]
+        return [value for row in rows for value in row]
+
+    worst = [-3 / 5**0.5, -5 / 75**0.5, -5 / 75**0.5, 3 / 5**0.5]
+    best = [-5 / 75**0.5, -1 / 5**0.5, 1 / 5**0.5, 15 / 75**0.5]
+    assert ensemble(how="min") == pytest.approx(worst)
+    assert ensemble(how="min", standardise=False) == [-3.0, -1.0, 1.0, 3.0]
+    mean = [(low + high) / 2 for low, high in zip(worst, best, strict=True)]
+    assert ensemble() == pytest.approx(mean) and sum(ensemble()) == pytest.approx(0.0)
+    variance = [((high - low) / 2) ** 2 for low, high in zip(worst, best, strict=True)]
+    uncertain = [m - 0.7 * v for m, v in zip(mean, variance, strict=True)]
+    assert ensemble(how="uwo", uncertainty=0.7) == pytest.approx(uncertain)
+
+
 def test_combinations():
     group = Group(
         Prompt("p", ()),
