@@ -17,14 +17,14 @@ def fine_grained(
     ctx: Context,
     *,
     scorer: str = "rewards.sentiment",
-    segment: Literal["token", "sentence"] = "sentence",
+    segment: Literal["token", "sentence", "answer"] = "sentence",
 ) -> Columns:
     """`dense`, lists (T): score(y up to segment j) - score(y up to segment j - 1) on the last token of
     segment j, 0 elsewhere (Fine-Grained RLHF, detoxification: the reward of each sentence is the change of
     the classifier's score). The sum over an answer is score(y) - score(empty answer), whatever the segments,
-    so that only the credit assignment differs from a reward at the end. A sentence ends at . ! ? or with the
-    answer. `scorer`: a reward piece that scores texts or their tokens. A text that it skips has the score of
-    the text before, the empty answer 0. `DataError` if it fails.
+    so that only the credit assignment differs from the one segment `answer`, whose reward is at the end. A
+    sentence ends at . ! ? or with the answer. `scorer`: a reward piece that scores texts or their tokens. A
+    text that it skips has the score of the text before, the empty answer 0. `DataError` if it fails.
     """
     decode, score = ctx.models["policy"].decode, build("annotate", {"name": scorer})
     made = []
@@ -60,7 +60,8 @@ def segment_ends(trajectory: Trajectory, decode, segment: str) -> dict[int, str]
     found = {}
     for number, step in enumerate(steps, start=1):
         text = decode([tokens[t] for t in steps[:number]])
-        if segment == "token" or number == len(steps) or text.rstrip().endswith((".", "!", "?")):
+        ended = segment == "sentence" and text.rstrip().endswith((".", "!", "?"))
+        if segment == "token" or ended or number == len(steps):
             found[step] = text
     return found
 

@@ -7,9 +7,11 @@ import pytest
 
 from ratchet.components.errors import DataError
 from ratchet.components.piece import build
+from ratchet.components.pieces.advantages.gae import step_rewards
 from ratchet.components.pieces.rewards.sentiment import score
 from ratchet.components.pieces.rewards.win_rate import preference
 from ratchet.components.types import Context, Group, Prompt, Trajectory
+from tests.shipped import shipped_recipe
 
 
 def group(columns, name="p", **meta):
@@ -110,6 +112,7 @@ def test_direction_is_the_inner_product_with_the_prompts_vector():
     [
         ("token", [0.0, 0.0, score("yes") - 0.5, score("yes no.") - score("yes"), 0.0]),
         ("sentence", [0.0, 0.0, 0.0, score("yes no.") - 0.5, 0.0]),
+        ("answer", [0.0, 0.0, 0.0, 0.0, score("yes no. indeed") - 0.5]),
     ],
 )
 def test_fine_grained_rewards_are_changes_of_the_score_and_sum_to_the_whole(segment, expected):
@@ -130,6 +133,30 @@ def test_fine_grained_rewards_are_changes_of_the_score_and_sum_to_the_whole(segm
     )["dense"][0]
     assert made == [pytest.approx(expected)] * 2
     assert sum(made[0]) == pytest.approx(score(text) - score(""))
+
+
+@pytest.mark.parametrize("name", ["fine_grained", "text2grad", "fine_grained_at_end"])
+def test_dense_rewards_and_those_of_their_control_have_one_sum(name):
+    """The change of the score from the empty answer, 0.731 - 0.5. With a value head that begins at 0 and
+    lambda 0.95, the constant 0.5 more in the control alone would be a reward for short answers.
+    """
+
+    class Engine:
+        def decode(self, tokens):
+            return "".join({1: "yes", 2: " no. ", 3: "love"}[t] for t in tokens)
+
+    row = Trajectory(
+        ({"role": "assistant", "content": "yes no. love"},),
+        {"tokens": [9, 1, 2, 3]},
+        [False, True, True, True],
+    )
+    made, context = Group(Prompt("p", ()), (row,)), Context(models={"policy": Engine()})
+    *specs, gae = shipped_recipe(name)[0].online.annotate
+    for spec in specs:
+        if spec["name"].startswith("rewards."):
+            written = build("annotate", spec)([made], context)
+            made = made.extended({column: rows[0] for column, rows in written.items()})
+    assert sum(step_rewards(made, gae["reward"])[0]) == pytest.approx(score("yes love no") - 0.5)
 
 
 def test_fine_grained_rewards_of_texts_that_the_scorer_skips_or_fails():
