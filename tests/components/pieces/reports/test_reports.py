@@ -75,6 +75,10 @@ def test_regret_is_the_gold_lost_by_the_proxys_choice() -> None:
     given = scored(a={"proxy": [1.0] * 8, "gold": [0.5] * 8}, b={"proxy": [2.0] * 8, "gold": [0.2] * 8})
     assert report(given, name="regret", of="proxy", to="gold")["mean"] == pytest.approx(0.3)
     assert report(given, name="regret", of="gold", to="gold")["mean"] == 0.0
+    even, odd = [1.0, 0.0] * 4, [0.0, 1.0] * 4
+    equal = scored(a={"proxy": [2.0] * 8, "gold": even}, b={"proxy": [1.0] * 8, "gold": odd})
+    found = report(equal, name="regret", of="proxy", to="gold")["mean"]
+    assert found <= 0, "chosen and compared on the same prompts it would be over 0"
     with pytest.raises(DataError, match="two arms"):
         build("report", {"name": "regret", "of": "gold", "to": "gold", "arms": ["a"]})(given)
 

@@ -20,7 +20,7 @@ def names(selector: str, groups: list[Group], ctx: Context | None = None, **opti
 
 def test_small_margins_keeps_the_least_certain_in_their_order() -> None:
     groups = [
-        pair(n, margin=[m] * 2) for n, m in (("a", 0.5), ("b", 0.1), ("c", 2.0), ("d", 0.5), ("e", 0.2))
+        pair(n, margin=[m] * 2) for n, m in (("a", -0.5), ("b", 0.1), ("c", -2.0), ("d", 0.5), ("e", -0.2))
     ]
     ctx = Context()
     assert names("small_margins", groups, ctx, share=0.5) == ["a", "b", "e"], (

@@ -35,6 +35,9 @@ def test_the_most_similar_question_has_another_answer() -> None:
     questions = ["what colour is snow", "what colour is coal", "what colour is coal", "where do fish live"]
     assert most_similar(questions, ["white", "black", "black", "in water"]) == [1, 0, 0, 0]
     assert most_similar(["a", "b"], ["same", "same"]) == [None, None]
+    longer = ["a b c", "a b c d e f g h", "a b"]
+    assert most_similar(longer, ["x", "y", "z"])[0] == 2, "two of three words, rather than three of eight"
+    assert most_similar(["a b", "b a", "a c"], ["x", "y", "z"]) == [2, 2, 0], "not the same words again"
 
 
 def test_a_contrast_rejects_the_answer_to_the_most_similar_question() -> None:

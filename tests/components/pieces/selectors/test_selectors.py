@@ -116,6 +116,14 @@ def test_replay_resumes():
         assert all(g in rounds[r - 1] for g in got[4:])
 
 
+def test_replay_remembers_several_rounds_up_to_its_capacity() -> None:
+    replay = build("select", {"name": "replay", "share": 1.0, "capacity": 3})
+    rounds = [[group([1.0], f"{r}.{i}") for i in range(2)] for r in range(3)]
+    sizes = [len(replay(one, Context(round=r))) for r, one in enumerate(rounds)]
+    assert sizes == [2, 4, 4]
+    assert [g.prompt.id for g in replay.state()["memory"]] == ["1.1", "2.0", "2.1"]
+
+
 def test_answers_with_personal_data_are_left_out() -> None:
     texts = [
         "Write to jane.doe@mail.com.",

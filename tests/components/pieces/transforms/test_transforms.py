@@ -251,6 +251,9 @@ def test_directions_are_unit_vectors_named_in_the_prompt():
     angles = [record.meta["direction"] for record in kept]
     assert all(v[0] ** 2 + v[1] ** 2 == pytest.approx(1) and v[0] >= 0.707 for v in angles)
     assert len({tuple(v) for v in angles}) == 50
+    assert min(v[1] for v in angles) < -0.6 and max(v[1] for v in angles) > 0.6, "from -45 to 45 degrees"
+    narrow = directions(records, words, lowest=10.0, highest=20.0).kept
+    assert all(0.173 < record.meta["direction"][1] < 0.343 for record in narrow), "sin 10 and sin 20 degrees"
     first = kept[0]
     assert first.messages[0]["role"] == "system" and first.opening == 2
     assert f"{round(100 * angles[0][1])} x second" in first.messages[0]["content"]
