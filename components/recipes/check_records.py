@@ -12,10 +12,10 @@ from itertools import islice
 from typing import Any
 
 from ratchet.components.errors import DataError, GateError, RecipeError
+from ratchet.components.recipes import check_warnings
 from ratchet.components.recipes.changed_rounds import with_rounds
 from ratchet.components.recipes.check_columns import unread_columns
 from ratchet.components.recipes.check_counts import check_counts
-from ratchet.components.recipes.check_warnings import equal_labels, markup, one_conversation
 from ratchet.components.recipes.schema import Online, Recipe
 from ratchet.components.recipes.sections import Data
 from ratchet.components.recipes.splits import PROMPT_SECTIONS, kind_of
@@ -171,9 +171,10 @@ def check_records(recipe: Recipe, read: set[str], show: int = 0) -> Checked:
             }
         )
         warnings += [
-            *markup(made.splits),
-            *equal_labels(recipe, made.splits),
-            *one_conversation(made.splits),
+            *check_warnings.markup(made.splits),
+            *check_warnings.equal_labels(recipe, made.splits),
+            *check_warnings.one_conversation(made.splits),
+            *check_warnings.repeated_prompts(made.splits),
         ]
         warnings += unread(
             {name: len(part) for name, part in made.parts.items()},

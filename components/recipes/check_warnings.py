@@ -179,3 +179,25 @@ def one_conversation(splits: Mapping[str, Sequence[Group]]) -> list[str]:
                 f"data.{name}.per_conversation: 1"
             )
     return warnings
+
+
+def repeated_prompts(splits: Mapping[str, Sequence[Group]]) -> list[str]:
+    """A warning for each split in which answers begin with the last message of their prompt, as in data whose
+    `chosen` and `rejected` are whole texts.
+    """
+    warnings = list[str]()
+    for name, groups in splits.items():
+        repeated = sum(_repeats_prompt(group) for group in groups)
+        if repeated > len(groups) / 2:
+            warnings.append(
+                f"data.{name}: in {repeated:,} of {len(groups):,} groups every answer begins with its "
+                "prompt, which would be trained and sampled as a part of the answer; cut it off in the rows"
+            )
+    return warnings
+
+
+def _repeats_prompt(group: Group) -> bool:
+    """Whether all answers begin with the last message of the prompt."""
+    asked = group.prompt.messages[-1]["content"].strip() if group.prompt.messages else ""
+    answers = [path.messages[0]["content"].strip() for path in group.trajectories if path.messages]
+    return bool(asked and answers) and all(answer.startswith(asked) for answer in answers)

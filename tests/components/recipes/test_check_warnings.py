@@ -84,6 +84,17 @@ def test_evaluation_prompts_of_one_conversation_are_a_warning(tmp_path: Path) ->
     assert not [one for one in check_files(alone).warnings if "conversation" in one]
 
 
+def test_answers_that_begin_with_their_prompt_are_a_warning(tmp_path: Path) -> None:
+    """Pairs of whole texts: the prompt would be trained as a part of the answer."""
+    asked = [f"what is {i}?" for i in range(200)]
+    rows = [{"prompt": q, "chosen": f"{q} it is {q[8:-1]}", "rejected": f"{q} no idea"} for q in asked]
+    splits = {"splits": {"reward": 0.5, "reward_validation": 0.5}}
+    for given, count in ((rows, 2), ([{**row, "rejected": "no idea"} for row in rows], 0)):
+        file = mine(tmp_path, "reward", given, data={"source": "path:d.jsonl", **splits})
+        found = [one for one in check_files(load(file)[0]).warnings if "every answer begins" in one]
+        assert len(found) == count
+
+
 def test_a_reward_model_that_nothing_reads_is_a_warning() -> None:
     asks = (
         "online.annotate=[{name: rewards.people, labels: 12, simulated: [0.1], verifier: rewards.length}]",
