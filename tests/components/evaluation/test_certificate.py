@@ -318,6 +318,18 @@ def test_accuracy_by_kind_uses_only_pairs_of_that_kind():
     }
 
 
+def test_accuracy_by_kind_counts_alike_pairs_of_a_prompt_less() -> None:
+    """The twelve prompts of `test_pairs_of_a_prompt_that_are_alike_count_less`."""
+
+    def pair(i: int) -> Group:
+        asked = ({"role": "user", "content": f"question {i // 2}"},)
+        answers = tuple(Trajectory(({"role": "assistant", "content": f"{i} {side}"},)) for side in "ab")
+        return Group(Prompt("p", asked, meta={"pair": {"kind": "contrast"}}), answers)
+
+    found = accuracy_by_kind([[float(i < 18), 0.5] for i in range(24)], [pair(i) for i in range(24)])
+    assert found["contrast"]["n"] == 8
+
+
 def test_require_refuses_missing_and_failed_certificates():
     good = certificate_of([[1.0, 0]] * 8)
     assert require(good) is good

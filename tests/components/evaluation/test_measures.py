@@ -7,6 +7,7 @@ import pytest
 
 from ratchet.components.errors import DataError
 from ratchet.components.evaluation.answers import answer_rates
+from ratchet.components.evaluation.bootstrap import counts, mean_interval
 from ratchet.components.evaluation.diversity import cosine_spread, distinct_n, distinct_n_ratio, self_bleu
 from ratchet.components.evaluation.fluency import perplexity, perplexity_ratio
 from ratchet.components.evaluation.kl import sequence_kl
@@ -86,6 +87,18 @@ def test_alignment_tax_is_weighted_by_tokens():
     assert ratio["low"] == pytest.approx(1) and ratio["high"] == pytest.approx(math.e)
     with pytest.raises(DataError, match="same tokens"):
         perplexity_ratio(ours, [[-1.0] * 2, [-1.0]])
+
+
+def test_interval_of_few_replies_is_expanded():
+    """Replies of one token: the logarithm of the ratio is a mean of 8 numbers."""
+    costs = np.random.default_rng(0).normal(size=8)
+    found = perplexity_ratio([[0.0]] * 8, [[cost] for cost in costs])
+    mean = mean_interval(costs)
+    assert (np.log(found["low"]), np.log(found["high"])) == pytest.approx(
+        (mean["low"], mean["high"]), abs=0.06
+    )
+    plain = np.quantile(counts(8, 2000, 0) @ costs / 8, [0.025, 0.975])
+    assert np.log(found["low"]) < plain[0] - 0.06 and np.log(found["high"]) > plain[1] + 0.06
 
 
 def test_monte_carlo_kl_finds_the_exact_one():

@@ -6,6 +6,7 @@ from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
 from ratchet.components.errors import DataError
+from ratchet.components.evaluation.bootstrap import mean_interval
 from ratchet.components.evaluation.win_rate import compare, length_controlled, per_prompt
 
 
@@ -85,6 +86,15 @@ def test_equal_outcomes_are_as_uncertain_at_equal_length():
         assert found["length_controlled"]["high"] == 1 and found["raw"]["low"] == pytest.approx(low, abs=1e-4)
     mixed = compare([[1.0, 0.0, 0.0]], [[0.5]], [[5, 5, 5]], [[5]])["length_controlled"]
     assert mixed["low"] < 0.1 and mixed["high"] > 0.8
+
+
+def test_interval_of_few_prompts_is_as_wide_as_that_of_the_raw_rate():
+    """Without a difference in length, but for the weak prior; the plain percentiles are [0.45, 0.9]."""
+    wins = np.array([1, 1, 1, 0, 1, 0.5, 1, 0, 1, 0.5])
+    found, _ = length_controlled(wins, np.zeros(10), np.arange(10))
+    raw = mean_interval(wins)
+    assert (raw["low"], raw["high"]) == pytest.approx((0.4, 0.95), abs=0.01)
+    assert found["low"] < 0.42 and found["high"] > 0.91
 
 
 def test_arms_must_match():
