@@ -11,7 +11,7 @@ from transformers import BertConfig, BertModel, BertTokenizerFast
 
 from ratchet.components.errors import ContractError, DataError, SourceError
 from ratchet.components.evaluation.encoder import Encoder
-from ratchet.components.evaluation.gold import GoldMeasure, train_gold
+from ratchet.components.evaluation.gold import GoldMeasure, examine, train_gold
 from ratchet.components.evaluation.linear import bradley_terry
 from ratchet.components.types import Group, Prompt, Trajectory
 
@@ -232,3 +232,19 @@ def test_wrong_inputs_are_named(trained, encoder_path, tmp_path):
             train_gold(wrong, wrong, encoder_path, tmp_path)
     with pytest.raises(DataError, match="at least one"):
         GoldMeasure.load(trained[0], encoder_path).score([[say("system", "topic1")]])
+
+
+def test_alike_pairs_of_a_prompt_count_less():
+    """The twelve prompts of `test_pairs_of_a_prompt_that_are_alike_count_less` in test_certificate.py."""
+
+    class Words:
+        def score(self, conversations, *, length_controlled=False):
+            return [float(messages[-1]["content"].split()[0]) for messages in conversations]
+
+    def pair(i):
+        answers = (f"{float(i < 18)} a {i}", f"0.5 b {i}")
+        sides = tuple(Trajectory((say("assistant", text),)) for text in answers)
+        return Group(Prompt("p", (say("user", f"question {i // 2}"),)), sides)
+
+    found = examine(Words(), [pair(i) for i in range(24)])
+    assert found["accuracy"]["n"] == found["matched_length"]["n"] == found["length_controlled"]["n"] == 8
