@@ -1,4 +1,4 @@
-"""One episode: an environment, the actions so far and their results, and its copy by replay."""
+"""One episode: an environment, the actions so far with their results, and copies made by replaying them."""
 
 from __future__ import annotations
 
@@ -13,50 +13,72 @@ from ratchet.components.types import Observation, Prompt, Step
 
 @final
 class Episode:
-    """An environment made by `make` and started on a prompt. `error`: why it broke; empty if it did not."""
+    """An environment made by `make` and started on a prompt. `opening`: its first observation; `actions`: all
+    that were taken, of which the last has no result if the environment broke on it; `steps`: their results;
+    `error`: why the environment broke, empty if it did not.
+    """
 
     def __init__(self, make: Callable[[], Environment], prompt: Prompt) -> None:
         self.make, self.prompt = make, prompt
         self.actions: list[str] = []
         self.steps: list[Step] = []
         self.error, self.opening = "", Observation()
+        self.environment: Environment | None = None
         try:
             self.environment = make()
             self.opening = self.environment.begin(prompt)
         except Exception as error:  # an environment may raise anything; the trajectory has failed
             self.error = _reason(error)
 
-    def take(self, action: str, step: Step | Exception) -> Step | None:
-        """Record the result of an action. None if the environment broke."""
+    def record(self, action: str, result: Any) -> Step | None:
+        """Append an action and its result. None if the environment broke: the result is an exception, or no
+        step that an episode may have.
+        """
         self.actions.append(action)
-        if isinstance(step, Step) and not (step.done or step.truncated or step.observation.messages):
-            step = ContractError("the environment neither ended nor said anything")
-        if not isinstance(step, Step):
-            self.error = _reason(step)
+        if not isinstance(result, Step | Exception):
+            result = ContractError(f"step() must return a Step, not {type(result).__name__}")
+        elif isinstance(result, Step) and not (
+            result.done or result.truncated or result.observation.messages
+        ):
+            result = ContractError(
+                "step() returned no message although the episode is neither done nor truncated"
+            )
+        if isinstance(result, Exception):
+            self.error = _reason(result)
             return None
-        self.steps.append(step)
-        return step
+        self.steps.append(result)
+        return result
 
     def score(self) -> dict[str, float]:
-        """The environment's measures of the episode; empty if it broke."""
+        """The environment's measures of the episode so far; empty if it broke, also in measuring."""
+        if self.environment is None or self.error:
+            return {}
         try:
-            return {} if self.error else dict(self.environment.score())
+            return dict(self.environment.score())
         except Exception as error:
             self.error = _reason(error)
             return {}
 
     def fork(self, models: Mapping[str, Any] | None = None) -> Episode:
-        """Another episode in the same state, reached by replaying the actions. `ContractError` if a result
-        differs from that of the first time: the environment depends on something else than its prompt.
+        """Another episode in the same state, reached by executing all earlier actions again, which costs as
+        much as the first time. `ContractError` if an observation or result differs from that of the first
+        time: the environment depends on something else than its prompt and actions.
         """
-        other = Episode(self.make, self.prompt)
+        other, rule = (
+            Episode(self.make, self.prompt),
+            "An environment must depend on its prompt and actions only",
+        )
+        if other.opening != self.opening or (other.error and not self.error):
+            raise ContractError(
+                f"prompt {self.prompt.id!r}: an environment made again began with "
+                f"{other.error or other.opening!r}, the first one with {self.opening!r}. {rule}"
+            )
         for action, before in zip(self.actions, self.steps, strict=False):
             (now,) = step_all([other], [action], models or {})
-            if now != before or other.opening != self.opening:
+            if now != before:
                 raise ContractError(
                     f"prompt {self.prompt.id!r}: replaying the actions {self.actions!r} gave another result "
-                    f"after {action!r}: expected {before!r}, got {now!r}. An environment must depend on its "
-                    "prompt and actions only"
+                    f"after {action!r}: expected {before!r}, got {other.error or now!r}. {rule}"
                 )
         return other
 
@@ -64,30 +86,38 @@ class Episode:
 def step_all(
     episodes: Sequence[Episode], actions: Sequence[str], models: Mapping[str, Any]
 ) -> list[Step | None]:
-    """Take one action in each episode: its result, or None if its environment broke. Environments with
-    `step_many`, which ask models, are stepped together.
+    """Take one action in each episode, with `models` by name for the environments that ask them
+    (`step_many`), which are stepped together. An episode's result is None if its environment breaks; one that
+    broke before takes no action.
     """
-    found: list[Step | Exception] = [ContractError("not stepped")] * len(episodes)
+    results: dict[int, Any] = {}
     together: dict[Callable[..., Any], list[int]] = defaultdict(list)
     for i, (episode, action) in enumerate(zip(episodes, actions, strict=True)):
-        if many := getattr(type(episode.environment), "step_many", None):
+        environment = episode.environment
+        if environment is None or episode.error:
+            continue
+        if many := getattr(type(environment), "step_many", None):
             together[many].append(i)
             continue
         try:
-            found[i] = episode.environment.step(action)
+            results[i] = environment.step(action)
         except Exception as error:
-            found[i] = error
+            results[i] = error
     for many, indices in together.items():
         try:
-            steps: Sequence[Any] = many(
-                [episodes[i].environment for i in indices], [actions[i] for i in indices], models
+            steps = list(
+                many([episodes[i].environment for i in indices], [actions[i] for i in indices], models)
             )
+            if len(steps) != len(indices):
+                raise ContractError(
+                    f"step_many() returned {len(steps)} steps for {len(indices)} environments"
+                )
         except Exception as error:
             steps = [error] * len(indices)
-        for i, step in zip(indices, steps, strict=True):
-            found[i] = step
+        results.update(zip(indices, steps, strict=True))
     return [
-        episode.take(action, step) for episode, action, step in zip(episodes, actions, found, strict=True)
+        episode.record(action, results[i]) if i in results else None
+        for i, (episode, action) in enumerate(zip(episodes, actions, strict=True))
     ]
 
 

@@ -187,10 +187,69 @@ def test_environments_that_ask_models_are_stepped_together_and_a_failure_is_an_e
     assert all("KeyError" in e.error and not e.score() for e in episodes)
 
 
+class Numbered(Counting):
+    """An environment whose first observation depends on how often it was made."""
+
+    def begin(self, prompt: Prompt) -> Observation:
+        return Observation(({"role": "user", "content": str(self.number)},))
+
+
+class Once(Counting):
+    """An environment that begins once only."""
+
+    def begin(self, prompt: Prompt) -> Observation:
+        if self.number > 1:
+            raise OSError("the port is taken")
+        return Observation()
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"), [(Numbered, r"made again began with .*'2'.*'1'"), (Once, "the port is taken")]
+)
+def test_a_copy_that_begins_otherwise_is_refused_before_any_action(
+    environment: type, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Counting, "made", 0)
+    with pytest.raises(ContractError, match=says):
+        Episode(environment, PROMPT).fork()
+
+
+def test_an_environment_that_cannot_be_made_is_an_error_and_takes_no_action() -> None:
+    def make() -> Any:
+        raise OSError("no licence")
+
+    episode = Episode(make, PROMPT)
+    assert step_all([episode], ["a"], {}) == [None] and episode.score() == {}
+    assert episode.error == "environment: OSError: no licence" and episode.fork().error == episode.error
+    assert (episode.actions, episode.steps) == ([], [])
+
+
+@pytest.mark.parametrize("returned", [None, (Observation(), 0.0, False, {})])
+def test_what_is_no_step_is_named(returned: Any) -> None:
+    class Gym(Counting):
+        def step(self, action: str) -> Any:
+            return returned
+
+    episode = Episode(Gym, PROMPT)
+    assert step_all([episode], ["a"], {}) == [None]
+    assert f"step() must return a Step, not {type(returned).__name__}" in episode.error
+
+
+def test_a_wrong_number_of_steps_is_an_error_that_names_both() -> None:
+    class Few(Together):
+        @staticmethod
+        def step_many(*_: Any) -> list[Step]:
+            return [Step(done=True)]
+
+    episodes = [Episode(Few, PROMPT) for _ in range(2)]
+    assert step_all(episodes, ["a", "b"], {}) == [None, None]
+    assert all("step_many() returned 1 steps for 2 environments" in one.error for one in episodes)
+
+
 def test_a_step_that_neither_ends_nor_shows_anything_is_an_error() -> None:
     class Silent(Counting):
         def step(self, action: str) -> Step:
             return Step()
 
     episode = Episode(Silent, PROMPT)
-    assert step_all([episode], ["a"], {}) == [None] and "neither ended" in episode.error
+    assert step_all([episode], ["a"], {}) == [None] and "returned no message" in episode.error
