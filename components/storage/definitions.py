@@ -131,22 +131,22 @@ class Sources:
             yield from (("<all>", Node(name, "<all>")) for name in module.starred)
 
     def _references(self, module: Module, statement: Statement) -> Iterator[tuple[str, Node]]:
-        for chain in statement.chains:
-            first = chain[0]
-            targets = [t for one in statement.imports.get(first, ()) for t in self._imported(one, chain[1:])]
-            targets += self._named(module, chain)
-            yield from ((".".join(chain), target) for target in targets)
+        for name in statement.dotted_names:
+            first, *rest = name
+            targets = [t for one in statement.imports.get(first, ()) for t in self._imported(one, rest)]
+            targets += self._named(module, name)
+            yield from ((".".join(name), target) for target in targets)
         for name in statement.modules:
             if self.module(name):
                 yield "<import>", Node(name, "<import>")
         for text in statement.strings:
             if ours(text) and self.module(text):
                 yield text, Node(text, "<all>")
-            elif text in self.pieces and ("." in text or text in statement.specs):
+            elif text in self.pieces and ("." in text or text in statement.piece_names):
                 yield from ((text, node) for at in self.pieces[text] for node in self.defined(*at))
             elif DATA.fullmatch(text) and (module.path.parent / text).is_file():
                 yield text, Node(module.name, text)
-        for text in statement.declared & module.names.keys():
+        for text in statement.decorator_strings & module.names.keys():
             yield from ((text, node) for node in self.defined(module.name, text))
 
     def _named(self, module: Module, chain: Sequence[str]) -> Iterator[Node]:

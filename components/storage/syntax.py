@@ -1,5 +1,8 @@
-"""Python source as top-level statements: normalised text (without comments, docstrings, annotations and the
-messages of errors that end a stage) and references of each.
+"""Parsed Python files for digests of code, which say after which changes a stage runs again.
+
+A file is a list of top-level statements, each with its normalised text and its references. The text has no
+comments, docstrings and messages of errors that end a stage, and annotations only where code may read them:
+of class attributes (a dataclass) and of functions with a decorator `register` (singledispatch).
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from ratchet.components.errors import FATAL
 
 PREFIX = "ratchet."
 PACKAGES = ("components", "tasks", "flows")
-PURE = {
+PURE_DECORATORS = {
     "piece",
     "each",
     "record",
@@ -29,8 +32,8 @@ PURE = {
 is imported.
 """
 ERRORS = f"{PREFIX}components.errors"
-BUILDS = (("build",), ("describe",), ("resolve",))  # functions that take a piece name
-SILENT = ("ctx", "type_comment", "kind", "type_ignores")  # AST fields without semantics
+TAKE_PIECE_NAMES = ("build", "describe", "resolve")  # functions with the name of a piece as an argument
+WITHOUT_MEANING = ("ctx", "type_comment", "kind")  # fields of syntax trees that no behaviour depends on
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -46,14 +49,12 @@ class Statement:
     """A top-level statement: its normalised syntax tree as text, and its references."""
 
     text: str = ""
-    chains: set[tuple[str, ...]] = field(
-        default_factory=set
-    )  # names with their attributes: ("np", "random", "default_rng")
+    dotted_names: set[tuple[str, ...]] = field(default_factory=set)  # ("np", "random", "default_rng")
     strings: set[str] = field(default_factory=set)
-    declared: set[str] = field(default_factory=set)  # strings in decorators
-    specs: set[str] = field(default_factory=set)  # strings given as `name`
+    decorator_strings: set[str] = field(default_factory=set)
+    piece_names: set[str] = field(default_factory=set)  # strings that may be short names of pieces
     imports: dict[str, list[Import]] = field(default_factory=dict)  # of our modules, within the statement
-    modules: set[str] = field(default_factory=set)
+    modules: set[str] = field(default_factory=set)  # of ours, which the statement imports
 
 
 @dataclass
@@ -104,17 +105,16 @@ class _Reader:
                 pass
             case ast.Raise(exc=ast.Call(func=ast.Name(id=name))) if name in FATAL:
                 self.parts.append(f"(Raise {name})")
-            case ast.Name() | ast.Attribute() if chain := _chain(node):
-                self.found.chains.add(chain)
-                self.parts.append(" " + ".".join(chain))
+            case ast.Name() | ast.Attribute() if name := _dotted_name(node):
+                self.found.dotted_names.add(name)
+                self.parts.append(" " + ".".join(name))
             case ast.Constant(value=value):
                 if isinstance(value, str):
                     self.found.strings.add(value)
                 self.parts.append(f" {value!r}")
             case ast.FunctionDef() | ast.AsyncFunctionDef():
-                registers = any(
-                    _decorator(d)[-1:] == ("register",) for d in node.decorator_list
-                )  # e.g. singledispatch, which reads annotations
+                decorators = [_decorator(d) for d in node.decorator_list]
+                registers = any(one and one[-1] == "register" for one in decorators)  # singledispatch
                 self._fields(
                     node, in_class=False, annotated=registers, without=() if registers else ("returns",)
                 )
@@ -126,15 +126,14 @@ class _Reader:
             case ast.arg() if not self.annotated:
                 self.parts.append(" " + node.arg)
             case ast.AST():
-                self._fields(
-                    node,
-                    in_class=self.in_class and not isinstance(node, ast.Lambda),
-                    annotated=self.annotated,
-                )
+                self._fields(node, in_class=self.in_class, annotated=self.annotated)
             case _:
                 self.parts.append(f" {node!r}")
 
-    def _specs(self, node: ast.AST) -> None:
+    def _piece_names(self, node: ast.AST) -> None:
+        """Record strings that may name a piece: values of `name` in a dictionary or a call, and arguments of
+        the functions `TAKE_PIECE_NAMES`.
+        """
         named: list[ast.expr] = []
         if isinstance(node, ast.Dict):
             named = [
@@ -143,24 +142,24 @@ class _Reader:
                 if isinstance(key, ast.Constant) and key.value == "name"
             ]
         elif isinstance(node, ast.Call):
-            named = [key.value for key in node.keywords if key.arg == "name"] + (
-                node.args if _chain(node.func)[-1:] in BUILDS else []
-            )
-        self.found.specs |= {
+            named = [key.value for key in node.keywords if key.arg == "name"]
+            if (function := _dotted_name(node.func)) and function[-1] in TAKE_PIECE_NAMES:
+                named += node.args
+        self.found.piece_names |= {
             one.value for one in named if isinstance(one, ast.Constant) and isinstance(one.value, str)
         }
 
     def _fields(
         self, node: ast.AST, *, in_class: bool, annotated: bool = False, without: Sequence[str] = ()
     ) -> None:
-        self._specs(node)
+        self._piece_names(node)
         before = self.in_class, self.annotated
         self.in_class, self.annotated = in_class, annotated
         self.parts.append(f"({type(node).__name__}")
         for name in node._fields:
-            if name not in SILENT and name not in without:
+            if name not in WITHOUT_MEANING and name not in without:
                 if name == "decorator_list":
-                    self.found.declared |= {
+                    self.found.decorator_strings |= {
                         c.value
                         for d in getattr(node, name)
                         for c in ast.walk(d)
@@ -229,7 +228,7 @@ def parse(name: str, path: Path, text: str) -> Module:
             names, modules, starred = _bound(one, name)
             for alias, all_ in names.items():
                 module.imports.setdefault(alias, []).extend(all_)
-            module.modules |= modules if not _test_of(node, "TYPE_CHECKING") else set()
+            module.modules |= modules if not _is_if_on(node, "TYPE_CHECKING") else set()
             module.starred += starred
         if isinstance(node, Function | ast.ClassDef):
             module.names.setdefault(node.name, []).append(number)
@@ -242,12 +241,12 @@ def parse(name: str, path: Path, text: str) -> Module:
                 module.names.setdefault(part.id, []).append(number)
             if any(_calls(call, functions, module) for call in ast.walk(node) if isinstance(call, ast.Call)):
                 module.effects.append(number)
-        elif _test_of(node, "__name__"):
+        elif _is_if_on(node, "__name__"):
             module.script.append(number)
         elif not (
             isinstance(node, ast.Import | ast.ImportFrom)
             or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-            or _test_of(node, "TYPE_CHECKING")
+            or _is_if_on(node, "TYPE_CHECKING")
         ):
             module.effects.append(number)
             for part in ast.walk(node):
@@ -260,15 +259,16 @@ def parse(name: str, path: Path, text: str) -> Module:
 
 def _calls(call: ast.Call, functions: set[str], module: Module) -> bool:
     """Whether the call may execute a function of ours. (Class names start with a capital.)"""
-    chain = _chain(call.func)
+    name = _dotted_name(call.func)
     return (
-        bool(chain)
-        and chain[-1].islower()
-        and (chain[0] in functions or any(ours(one.module) for one in module.imports.get(chain[0], ())))
+        bool(name)
+        and name[-1].islower()
+        and (name[0] in functions or any(ours(one.module) for one in module.imports.get(name[0], ())))
     )
 
 
-def _test_of(node: ast.stmt, name: str) -> bool:
+def _is_if_on(node: ast.stmt, name: str) -> bool:
+    """Whether the statement is an `if` without `else` whose condition reads `name`."""
     return (
         isinstance(node, ast.If)
         and not node.orelse
@@ -277,14 +277,14 @@ def _test_of(node: ast.stmt, name: str) -> bool:
 
 
 def _pure(node: Function | ast.ClassDef) -> bool:
-    return all((chain := _decorator(d)) and chain[0] in PURE for d in node.decorator_list)
+    return all((name := _decorator(d)) and name[0] in PURE_DECORATORS for d in node.decorator_list)
 
 
 def _decorator(node: ast.expr) -> tuple[str, ...]:
-    return _chain(node.func if isinstance(node, ast.Call) else node)
+    return _dotted_name(node.func if isinstance(node, ast.Call) else node)
 
 
-def _chain(node: ast.AST) -> tuple[str, ...]:
+def _dotted_name(node: ast.AST) -> tuple[str, ...]:
     """A dotted name as a tuple; empty for any other expression."""
     attributes: list[str] = []
     while isinstance(node, ast.Attribute):
