@@ -92,3 +92,24 @@ def test_ctrl_c_still_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyboardInterrupt):
         during(server, monkeypatch)
     assert not server.set
+
+
+def test_a_signal_after_the_body_has_ended_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sent just before the handler is restored."""
+    server, handler = Server(StateType.RUNNING), signal.getsignal(cancelling.SIGNAL)
+    lock = threading.Lock
+
+    class Late:
+        def __init__(self) -> None:
+            self.lock = lock()
+
+        def __enter__(self) -> None:
+            self.lock.acquire()
+            signal.raise_signal(cancelling.SIGNAL)
+
+        def __exit__(self, *_: Any) -> None:
+            self.lock.release()
+
+    monkeypatch.setattr(cancelling, "threading", SimpleNamespace(**{**vars(threading), "Lock": Late}))
+    during(server, monkeypatch, 0.0)
+    assert not server.set and signal.getsignal(cancelling.SIGNAL) is handler
