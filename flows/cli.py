@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from gc import freeze
+from gc import freeze  # by name, since `gc` is a command here
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -70,7 +70,7 @@ def run(
     set: Set = [],  # noqa: B006
     profile: ProfileOption = None,
     limit: Limit = None,
-    until: Annotated[Until, typer.Option(help="Last part to run.")] = "register",
+    until: Annotated[Until, typer.Option(help="Last part to run, after those before it.")] = "register",
     if_running: Annotated[
         IfRunning, typer.Option(help="If another process is executing this run: wait for it, or fail.")
     ] = "wait",
@@ -120,15 +120,21 @@ def ui(home: Home = OUT) -> None:
     serve(home)
 
 
-RUNS = (init, plan, runs, show, chat, certify, claims, compare, label, deploy)
-MODELS_AND_MACHINES = (lineage, export, reproduce, promote, rollback, gc, doctor, join, stage)
-for command in (*RUNS, *MODELS_AND_MACHINES):
+COMMANDS = (
+    *(init, plan, runs, show, chat, certify, claims, compare, label, deploy),
+    *(lineage, export, reproduce, promote, rollback, gc, doctor, join, stage),
+)
+"""Commands of modules of their own, in the order of the help."""
+RESUME = ("run", "stage")
+"""Commands that continue where they stopped if they are given again."""
+for command in COMMANDS:
     app.command()(command)
 
 
 def main() -> None:
-    """Entry point. A `RatchetError` is one line with exit code 2 (`RecipeError`) or 1, and so is an error of
-    the environment (disk full, server unreachable); other errors keep their traceback.
+    """Entry point. Exit codes: 0; 1 for a `RatchetError` and for an error of the environment (disk full,
+    server unreachable), which are one line, and for any other exception, with its traceback; 2 for a
+    `RecipeError`, and for wrong usage; 130 after Ctrl-C.
     """
     try:
         app()
@@ -139,7 +145,9 @@ def main() -> None:
         why = environment_error(error)
         if why is None:
             raise
-        typer.echo(f"error: {redacted(why)}; finished work is kept, the same command resumes", err=True)
+        resumes = any(name in RESUME for name in sys.argv[1:2])
+        advice = "; finished work is kept, the same command resumes" if resumes else ""
+        typer.echo(f"error: {redacted(why)}{advice}", err=True)
         sys.exit(1)
     finally:
         freeze()  # skips a garbage collection of about 1 s at exit

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import ratchet
 from ratchet.components.errors import RatchetError, RecipeError, SourceError
 from ratchet.components.recipes.check_data import check_files
 from ratchet.components.recipes.recipe import load
+from ratchet.flows import cli
 from ratchet.flows.cli import app
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.tracking.server import tracking_uri
@@ -102,3 +105,20 @@ def test_a_home_that_a_database_address_cannot_name_is_refused(
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(RecipeError, match=r"--home .*: got a path with '\?'"):
         tracking_uri(tmp_path / "a?b")
+
+
+@pytest.mark.parametrize(("command", "resumes"), [("run", True), ("stage", True), ("export", False)])
+def test_only_a_command_that_resumes_says_so_when_the_disk_is_full(
+    command: str, resumes: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/out/store")
+
+    monkeypatch.setattr(cli, "app", fails)
+    monkeypatch.setattr(cli, "freeze", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["ratchet", command, "sft"])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    says = capsys.readouterr().err
+    assert stopped.value.code == 1 and says.startswith("error: No space left on device: /out/store")
+    assert ("the same command resumes" in says) == resumes
