@@ -41,7 +41,7 @@ from ratchet.components.data.builders import BUILDERS
 from ratchet.components.data.curation_report import pair_report, rating_report, write_quarantine
 from ratchet.components.data.decontaminate import decontaminate
 from ratchet.components.data.groups import write_groups
-from ratchet.components.data.lost_records import refuse_loss
+from ratchet.components.data.lost_records import check_loss
 from ratchet.components.data.mixture import mixed, read_sources, report_sources
 from ratchet.components.data.offered import NEEDS, default_shares, refuse_other_preferences, split_records
 from ratchet.components.data.parquet import save_table
@@ -188,12 +188,12 @@ def curate_records(
         lost = [one for one in quarantine if not label or label == (one[1].source or labels.get(one[1].id))]
         count = sum(not label or one.source == label for one in (*parsed.kept, *parsed.dropped))
         of = f"of {label} are lost before the split" if label else "are lost before the split"
-        early += refuse_loss(lost, count, data.max_dropped, of, file)
+        early += check_loss(lost, count, data.max_dropped, of, file)
         if label and any(one.copy and one.source == label for one in parsed.dropped):  # beyond its `limit`
             transformed = [one for one in lost if one[0] != "parse"]
             left = sum(one.source == label for one in parsed.kept)
             of = f"of {label} within its limit are lost before the split"
-            early += refuse_loss(transformed, left, data.max_dropped, of, file)
+            early += check_loss(transformed, left, data.max_dropped, of, file)
     if any(one.weight for one in data.sources):
         records = note("mix", len(records), mixed(data, records, seed))
 
@@ -251,7 +251,7 @@ def curate_records(
             if any(LONG.search(record.reason) for _, record in lost)
             else ""
         )
-        warnings += refuse_loss(lost, len(part), data.max_dropped, f"of split {name!r} are lost", file, long)
+        warnings += check_loss(lost, len(part), data.max_dropped, f"of split {name!r} are lost", file, long)
     return Curated(everything, records, parts, built, homes, steps, quarantine, early + warnings)
 
 

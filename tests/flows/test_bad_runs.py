@@ -169,7 +169,7 @@ def test_corrupt_row_is_quarantined_and_counted(folder: Path, ratchet: Ratchet) 
     assert "completion" in line and summary["steps"][0] == {**summary["steps"][0], "in": 81, "out": 80}
     message = refused(ratchet("stage", "curate", str(file), "--set", "data.max_dropped=0.0"))
     assert (
-        "1 of 81 records (1.2%) are lost before the split, at most 0.0% allowed" in message
+        "1 of 81 records (1.2%) are lost before the split, at most 0 (0.0%) allowed" in message
         and "quarantine.jsonl" in message
     ), "where none may be"
 

@@ -439,12 +439,14 @@ def test_rows_that_validation_would_refuse_are_dropped_and_counted(tmp_path):
     )
     assert summary["warnings"] == [
         "3 of 43 records (7.0%) of split 'pairs' are lost; by step: build pairs: over the max_tokens of "
-        "its split (2.3%); "
-        "build pairs: a turn is empty (2.3%); build pairs: user and assistant turns do not alternate (2.3%); "
+        "its split (1); build pairs: a turn is empty (1); "
+        "build pairs: user and assistant turns do not alternate (1); "
         "raise data.pairs.max_tokens (now 20)"
     ]
     assert curate({**section, "max_dropped": 0.5}, source, words, tmp_path / "known", 0)["warnings"] == []
-    with pytest.raises(GateError, match=r"data\.max_dropped: 3 of 43 .*'pairs'"):
+    with pytest.raises(
+        GateError, match=r"data\.max_dropped: 3 of 43 .*'pairs' are lost, at most 2 \(5\.0%\)"
+    ):
         curate({**section, "max_dropped": 0.05}, source, words, tmp_path / "stopped", 0)
 
 
