@@ -1,4 +1,9 @@
-"""A run's reward model, as a notebook reads it: scores of conversations."""
+"""Scores of answers by a trained reward model, in a notebook.
+
+from ratchet import RewardModel
+model = RewardModel("reward_model")  # a directory; that of a run is ratchet.load_run().reward_model()
+model.score(["What colour is the sky?"], ["Blue."])  # array of one number
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,9 @@ if TYPE_CHECKING:
 
 
 class RewardModel:
-    """A reward model of a directory, in float32 on the host or in the precision of the GPU."""
+    """The reward model of a directory, in float32, on the GPU if there is one. `RecipeError` if it is not a
+    model directory, `ContractError` if it does not fit on the GPU.
+    """
 
     def __init__(self, path: str | Path) -> None:
         from ratchet.components.inference.torch import TorchEngine
@@ -31,9 +38,10 @@ class RewardModel:
         return self._engine.model
 
     def score(self, prompts: Sequence[str | Sequence[Message]], answers: Sequence[str]) -> np.ndarray:
-        """The scores of one answer to each prompt, float64 (N,): logits of the Bradley-Terry model, so the
-        difference of two answers to one prompt is the log-odds that the first is preferred. NaN for an empty
-        answer. A prompt is the user's text, or its messages.
+        """The scores of one answer to each prompt, float64 (N,), in their order: logits of the Bradley-Terry
+        model, so the difference of two answers to one prompt is the log-odds that the first is preferred. NaN
+        for a blank answer. A prompt is the user's text, or a sequence of `Message`s: dictionaries {"role":
+        "system", "user", "assistant" or "tool", "content": its text}.
 
         Raises `DataError` unless there are as many answers as prompts.
         """

@@ -13,20 +13,30 @@ if TYPE_CHECKING:
 
 
 class Codec:
-    """Encoding and decoding with `tokenizer` and its chat template."""
+    """Encoding and decoding with `tokenizer`, which the engine sets, and its chat template. Token ids are
+    lists of whole numbers.
+    """
 
     tokenizer: Tokenizer
 
     def encode(self, group: Group) -> Group:
-        """Add `inputs["tokens"]` and `mask` to trajectories without tokens."""
+        """The group with `inputs["tokens"]` (T), token ids of the prompt and what follows it, and `mask` (T),
+        True on tokens of the assistant after the prompt, in each trajectory. One that has tokens or actions
+        stays as it is.
+        """
         return group.replace([chat.encode(self.tokenizer, group.prompt, t) for t in group.trajectories])
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
-        """Token ids of the prompt's messages with the generation prompt."""
+        """Token ids of the prompt's messages and of the template's beginning of an answer (the generation
+        prompt); what `encode` gives for a continuation begins with them.
+        """
         return chat.encode_prompt(self.tokenizer, prompt)
 
     def encode_reply(self, messages: Sequence[Message], *, ended: bool = True) -> list[int]:
-        """Token ids between an answer and the next one, see `chat.encode_reply`."""
+        """Token ids that follow a sampled answer before the next one is sampled: `messages`, such as an
+        observation, and the beginning of the next answer. `ended`: the answer has its end-of-turn token; if
+        not, the ids begin with it.
+        """
         return chat.encode_reply(self.tokenizer, messages, ended=ended)
 
     def encode_text(self, text: str) -> list[int]:
@@ -34,9 +44,9 @@ class Codec:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of an answer."""
+        """Text of sampled tokens, without special tokens such as the end of turn."""
         return chat.decode_answer(self.tokenizer, tokens)
 
     def offsets(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
-        """First and last character (exclusive) of each token in `decode(tokens)`."""
+        """The range of characters of each token in `decode(tokens)`: the first and the one after the last."""
         return chat.offsets(self.tokenizer, tokens)

@@ -1,4 +1,6 @@
-"""Weights of reward-weighted regression, for the option `weight_column` of `likelihood`."""
+"""Weights of answers for the option `weight_column` of `likelihood`: of reward-weighted regression, and of
+classes of data.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,16 @@ def reward_weights(
     groups: Sequence[Group], ctx: Context, *, reward: str | list = "reward.reward_model", beta: Positive = 0.1
 ) -> Columns:
     """G softmax(r / beta) over the G answers to a prompt, one number per answer with mean 1: the weights of
-    reward-weighted regression (RWR). Large beta imitates every answer alike, small
-    beta only the best one. No weight is negative, so no answer is pushed away.
+    reward-weighted regression (RWR). With a large beta the weights are nearly equal, with a small one only
+    the best answer has any. None is negative, so no answer's probability is lowered.
     """
     rows = []
     for group in groups:
         rewards = rewards_of(group, reward)
-        raised = [math.exp((r - max(rewards)) / beta) for r in rewards]
-        rows.append([len(raised) * x / sum(raised) for x in raised])
+        best = max(rewards, default=0.0)
+        exponentials = [math.exp((r - best) / beta) for r in rewards]
+        total = sum(exponentials)
+        rows.append([len(exponentials) * x / total for x in exponentials])
     return {"sample_weight": rows}
 
 
