@@ -1,10 +1,9 @@
-"""Generated data for `generate:name?key=value`: the testbeds in `components/pieces/testbeds`, and reasoning
-problems.
+"""Data sets that are generated: what an address `generate:name?key=value&...` of a recipe stands for.
 
-A testbed is a piece: a function of keyword-only options that yields rows, which are parsed as the rows of a
-file are (`components/data/parsing.py`). In addition, all `reasoning-gym` data sets by name and options
-(`generate:chain_sum?size=500&seed=1&max_terms=3`), as JSONL rows {id, prompt, answer, meta}; `meta` is the
-full entry, which the package's verifier needs.
+The name is that of a testbed in `components/pieces/testbeds`, a piece: a function of keyword-only options
+that yields rows, which are parsed as the rows of a file are (`components/data/parsing.py`). Or it is that of
+a data set of the package `reasoning-gym` (`generate:chain_sum?size=500&seed=1&max_terms=3`), whose rows are
+{id, prompt, answer, meta}; `meta` is the full entry, which the package's verifier needs.
 """
 
 from __future__ import annotations
@@ -21,19 +20,20 @@ from ratchet.components.errors import RecipeError, SourceError, nearest
 from ratchet.components.piece import build, catalogue, resolve
 
 
-def generate(what: str, folder: Path) -> Path:
+def generate(request: str, folder: Path) -> Path:
     """Write the data set `name?key=value&...` to `folder/name.jsonl`, deterministically. `SourceError` for an
     unknown name or option.
     """
-    name, options = _parts(what)
-    _check_options(what, name, options)
+    name, options = _name_and_options(request)
+    _check_options(request, name, options)
     try:
         rows = _rows(name, options)
         lines = [json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in rows]
     except (TypeError, ValueError, AssertionError) as error:
-        raise SourceError(f"generate:{what}: {str(error).splitlines()[0]}") from error
+        why = (str(error).splitlines() or [f"{type(error).__name__} without a message; check the options"])[0]
+        raise SourceError(f"generate:{request}: {why}") from error
     if not lines:
-        raise SourceError(f"generate:{what}: no rows generated; set size to a positive number")
+        raise SourceError(f"generate:{request}: no rows generated; set size to a positive number")
     path = folder / f"{name}.jsonl"
     path.write_text("".join(lines), encoding="utf-8")
     return path
@@ -42,40 +42,43 @@ def generate(what: str, folder: Path) -> Path:
 def _rows(name: str, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if name in catalogue("testbed"):
         return build("testbed", {"name": name, **options})()
-    return _reasoning(name)(**options)
+    return _reasoning_rows(name)(**options)
 
 
-def splits_of(what: str, column: str | None) -> set[str]:
+def splits_of(request: str, column: str | None) -> set[str]:
     """Splits that the rows of `name?key=value` name in `column`; {""} without a column."""
-    return {str(row.get(column) or "") for row in _rows(*_parts(what))} if column else {""}
+    return {str(row.get(column) or "") for row in _rows(*_name_and_options(request))} if column else {""}
 
 
-def check_name(what: str) -> None:
+def check_name(request: str) -> None:
     """`SourceError` if `name?key=value&...` names no data set, or a testbed with wrong options."""
-    (name, options), package = _parts(what), importlib.util.find_spec("reasoning_gym")
+    name, options = _name_and_options(request)
     if name in catalogue("testbed"):
-        _check_options(what, name, options)
-        return
-    files = (
-        Path(package.origin).parent.rglob(f"{name}.py")
-        if package and package.origin and name.isidentifier()
-        else ()
-    )
-    if not any(files):  # importing the package takes a second
-        _reasoning(name)
+        _check_options(request, name, options)
+    elif not _has_own_file(name):  # importing the package takes a second
+        _reasoning_rows(name)
 
 
-def _parts(what: str) -> tuple[str, dict[str, Any]]:
-    name, _, query = what.partition("?")
+def _has_own_file(name: str) -> bool:
+    """Whether a file of reasoning-gym has the name of a data set and states it; some data sets have none."""
+    package = importlib.util.find_spec("reasoning_gym")
+    if package is None or package.origin is None or not name.isidentifier():
+        return False
+    files = Path(package.origin).parent.rglob(f"{name}.py")
+    return any(f'DATASET_NAME = "{name}"' in file.read_text(encoding="utf-8") for file in files)
+
+
+def _name_and_options(request: str) -> tuple[str, dict[str, Any]]:
+    name, _, query = request.partition("?")
     return name, {key: _value(text) for key, text in parse_qsl(query, keep_blank_values=True)}
 
 
-def _check_options(what: str, name: str, options: dict[str, Any]) -> None:
+def _check_options(request: str, name: str, options: dict[str, Any]) -> None:
     testbeds = catalogue("testbed")
-    known = [*testbeds[name].options] if name in testbeds else _options_of_reasoning(name)
+    known = [*testbeds[name].options] if name in testbeds else _reasoning_options(name)
     for key in options:
         if key not in known:
-            raise SourceError(f"generate:{what}: no option {key!r}{nearest(key, known)}")
+            raise SourceError(f"generate:{request}: {name} has no option {key!r}{nearest(key, known)}")
     if name in testbeds:
         try:
             resolve("testbed", {"name": name, **options}, where=f"generate:{name}")
@@ -90,7 +93,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def _reasoning(name: str) -> Callable[..., Iterator[dict[str, Any]]]:
+def _reasoning_rows(name: str) -> Callable[..., Iterator[dict[str, Any]]]:
     from reasoning_gym.factory import DATASETS, create_dataset
 
     if name not in DATASETS:
@@ -111,8 +114,8 @@ def _reasoning(name: str) -> Callable[..., Iterator[dict[str, Any]]]:
     return rows
 
 
-def _options_of_reasoning(name: str) -> list[str]:
+def _reasoning_options(name: str) -> list[str]:
     from reasoning_gym.factory import DATASETS
 
-    _reasoning(name)
+    _reasoning_rows(name)
     return list(inspect.signature(DATASETS[name][1]).parameters)

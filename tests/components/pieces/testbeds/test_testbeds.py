@@ -71,14 +71,26 @@ def test_shipped_testbeds_generate_the_bytes_of_earlier_versions(tmp_path: Path)
 
 def test_wrong_options_are_refused_before_anything_is_generated(tmp_path: Path) -> None:
     for address, says in {
-        "tiny_pairs?sise=3": "no option 'sise'; did you mean 'size'",
+        "tiny_pairs?sise=3": "tiny_pairs has no option 'sise'; did you mean 'size'",
         "tiny_pairs?size=0": "expected 1 or more, got 0",
         "tiny_sources?expert=1.5": "expected at most 1, got 1.5",
         "tiny_pear": "no such data set",
+        "factory": "no such data set",  # a module of reasoning-gym that is no data set
     }.items():
         for use in (check_name, lambda what: generate(what, tmp_path)):
             with pytest.raises(SourceError, match=says):
                 use(address)
+
+
+def test_an_assertion_without_a_message_is_a_source_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows(name: str, options: dict[str, object]) -> list[dict[str, object]]:
+        raise AssertionError
+
+    monkeypatch.setattr("ratchet.components.data.generate._rows", rows)
+    with pytest.raises(SourceError, match="AssertionError without a message; check the options"):
+        generate("tiny_pairs?size=3", tmp_path)
 
 
 def test_a_new_testbed_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
