@@ -25,7 +25,7 @@ from ratchet.components.stages.run import as_request
 from ratchet.components.storage.run_directory import RunDirectory
 from ratchet.components.storage.store import Store, Workspace, digest
 from ratchet.components.types import Artifact
-from ratchet.tasks.machine.calibration import with_cache
+from ratchet.tasks.machine.calibration import with_kv_cache_size
 from ratchet.tasks.machine.provenance import machine, packages, revision
 from ratchet.tasks.process.launch import launch
 from ratchet.tasks.process.ranks import require_packages
@@ -195,7 +195,7 @@ class Pipeline:
             version = version_of(source, stage.name, self.store.home)
             bring(version, work.progress / REGISTERED, self.store.home, stage.options["sha256"])
         return launch(
-            as_request(stage.does, with_cache(self, stage), inputs, work.root),
+            as_request(stage.does, with_kv_cache_size(self, stage), inputs, work.root),
             self.run.path / "logs" / f"{stage.name}.log",
             inline=self.profile.launch == "inline",
             tick=_follow((work.metrics, work.steps), stage, self._notify),

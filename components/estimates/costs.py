@@ -17,7 +17,7 @@ from ratchet.components.estimates.memory import PROCESS, STATE, bounded, trained
 from ratchet.components.estimates.observed import Observed
 from ratchet.components.estimates.rates import Rates, adapter_key
 from ratchet.components.estimates.shape import Shape
-from ratchet.components.estimates.sizes import Sizes, exchanges, units
+from ratchet.components.estimates.sizes import MAX_TOKENS, Sizes, at_most, earlier_turns, units
 from ratchet.components.estimates.split import Split
 from ratchet.components.recipes.phases import section_at
 from ratchet.components.recipes.plan import Stage
@@ -58,7 +58,7 @@ class StageCosts(Sizes):
         policy = stage.name == "model_policy"
         gguf = policy and self.recipe.models["policy"].format == "gguf"  # dequantised in float32
         memory = {"process": PROCESS, **({"weights": 4.0 * self.shape.parameters} if gguf else {})}
-        return Cost(stage, memory, disk=self.saved if policy else 0.0)
+        return Cost(stage, memory, disk=self.saved_weight_bytes if policy else 0.0)
 
     make_tiny = make_tiny_vision = make_new = fetch_model
 
@@ -81,33 +81,35 @@ class StageCosts(Sizes):
         if options.get("also"):
             split = split + self.split(options["also"], None, most, stage.inputs["also"])
         cost = self.learned(stage, options["fit"], split, 2, self.reward_shape)
-        cost.learn *= self.depth * self.pairs(split) / (2 * split.groups * split.tokens or 1)
+        cost.learn *= self.reward_layer_share * self.pairs(split) / (2 * split.groups * split.tokens or 1)
         if options["by_prompt"] and (steps := self.observed.steps.get(stage.name)):
             fit, answer = options["fit"], self.observed.answer("", split.tokens)
             shared = steps * fit["batch"] * (split.tokens - answer)  # each prompt once, with all its pairs
-            passed = self.depth * (shared + fit["epochs"] * split.groups * 2 * answer)
+            passed = self.reward_layer_share * (shared + fit["epochs"] * split.groups * 2 * answer)
             cost.learn, cost.updates = min(cost.learn, passed), min(cost.updates, steps)
-        cost.updates *= self.depth
+        cost.updates *= self.reward_layer_share
         source = stage.inputs.get("validation_data", source)
         validation = self.split(options["validation"], options["limit_validation"], most, source)
         read = [validation, split] if options["linear_probe"] else [validation]
-        cost.score = self.depth * sum(map(self.pairs, read))
+        cost.score = self.reward_layer_share * sum(map(self.pairs, read))
         return cost
 
     def demonstrate(self, stage: Stage) -> Cost:
         """Sampling and scoring of a training and a validation split."""
         options, rollout = stage.options, stage.options["rollout"] or {"max_tokens": 0}
-        answer, each = rollout.get("max_tokens", 128), rollout.get("responses_per_prompt", 1)
+        answer, each = rollout.get("max_tokens", MAX_TOKENS), rollout.get("responses_per_prompt", 1)
         splits = [self.split(options[name], None, None) for name in ("data", "validation") if options[name]]
         known, tokens = sum(split.known for split in splits), max(split.tokens for split in splits)
         prompts, usual = sum(split.groups for split in splits), self.observed.answer(stage.name, answer)
-        text, earlier = tokens + usual, exchanges(rollout)
+        text, earlier = tokens + usual, earlier_turns(rollout)
         all_prompts = Split(prompts, tokens, max(split.longest for split in splits))
         read = prompts * (each * (earlier * text + tokens) if earlier else tokens)
         score = read + prompts * (tokens + each * usual) * self.passes(options["annotate"])
         return Cost(
             stage,
-            self.sampled(rollout, all_prompts) if options["rollout"] else self.scored(0, tokens=score),
+            self.sampling_memory(rollout, all_prompts)
+            if options["rollout"]
+            else self.scoring_memory(0, tokens=score),
             disk=known * each * text * SAVED,
             score=score,
             sample=float(prompts * each * usual),
@@ -121,7 +123,7 @@ class StageCosts(Sizes):
         score = self.passes([*options["annotate"], *options["prepare"]]) * self.pairs(split)
         return Cost(
             stage,
-            self.scored(0, tokens=score),
+            self.scoring_memory(0, tokens=score),
             disk=split.known * 2 * split.tokens * SAVED,
             score=score,
             models=1,
@@ -133,10 +135,10 @@ class StageCosts(Sizes):
             cost = self.learned(stage, fit, self.prepared, 2, self.shape)
             cost.learn *= self.pairs(self.prepared) / (2 * self.prepared.groups * self.prepared.tokens or 1)
             return cost
-        rows = self.chosen(fit["updates"], self.rollout_shape()[2])
-        groups = Split(self.selected * self.rounds_kept(stage), self.length())
+        rows = self.trained_answers_per_prompt(fit["updates"], self.rollout_shape()[2])
+        groups = Split(self.selected * self.rounds_kept(stage), self.longest_text())
         cost = self.learned(stage, fit, groups, rows, self.shape)
-        cost.learn *= self.texts(1, rows) / (rows * self.length())
+        cost.learn *= self.texts(1, rows) / (rows * self.longest_text())
         return cost
 
     def rollout(self, stage: Stage) -> Cost:
@@ -144,9 +146,9 @@ class StageCosts(Sizes):
         self.answer, self.selected = self.observed.answer(stage.name, most), prompts
         return Cost(
             stage,
-            self.sampled(self.phase.rollout, replace(self.prompts(), groups=prompts)),
-            disk=prompts * each * self.length() * SAVED,
-            score=prompts * self.prompt(),
+            self.sampling_memory(self.phase.rollout, replace(self.prompt_split(), groups=prompts)),
+            disk=prompts * each * self.longest_text() * SAVED,
+            score=prompts * self.prompt_tokens(),
             sample=float(prompts * each * self.answer),
             models=1,
         )
@@ -155,13 +157,13 @@ class StageCosts(Sizes):
         prompts, _, each = self.rollout_shape()
         passes = self.passes(stage.options["annotate"])
         watched = stage.options["watch"].get("kl_prompts", 0) if (stage.round or 0) > 1 else 0
-        names = self.read("annotate", stage.options["annotate"]) | ({"policy"} if watched else set())
+        names = self.models_read("annotate", stage.options["annotate"]) | ({"policy"} if watched else set())
         score = self.texts(prompts, each) * passes + self.texts(watched, 1)
         rewards = names & {*self.trained}
         return Cost(
             stage,
-            self.scored(len(rewards), models=len(names - rewards), tokens=score),
-            disk=prompts * each * self.length() * SAVED,
+            self.scoring_memory(len(rewards), models=len(names - rewards), tokens=score),
+            disk=prompts * each * self.longest_text() * SAVED,
             score=score,
             models=1,
         )
@@ -169,18 +171,19 @@ class StageCosts(Sizes):
     def propose(self, stage: Stage) -> Cost:
         prompts, _, each = self.rollout_shape()
         score = self.texts(prompts, each) * self.passes(stage.options["annotate"])
-        memory = self.scored(len(self.trained), tokens=score)
-        return Cost(stage, memory, disk=prompts * each * self.length() * SAVED, score=score, models=1)
+        memory = self.scoring_memory(len(self.trained), tokens=score)
+        return Cost(stage, memory, disk=prompts * each * self.longest_text() * SAVED, score=score, models=1)
 
     def select(self, stage: Stage) -> Cost:
         prompts, _, each = self.rollout_shape()
-        self.selected = self.kept(stage, prompts)
-        rows, groups = self.chosen(self.phase.fit.updates, each), self.selected * self.rounds_kept(stage)
+        self.selected = self.groups_kept(stage, prompts)
+        rows = self.trained_answers_per_prompt(self.phase.fit.updates, each)
+        groups = self.selected * self.rounds_kept(stage)
         score = self.texts(groups, rows) * self.passes(stage.options["prepare"])
         return Cost(
             stage,
-            self.scored(0, tokens=score),
-            disk=groups * rows * self.length() * SAVED,
+            self.scoring_memory(0, tokens=score),
+            disk=groups * rows * self.longest_text() * SAVED,
             score=score,
             models=1,
         )
@@ -188,12 +191,12 @@ class StageCosts(Sizes):
     def improve(self, stage: Stage) -> Cost:
         prompts, most, each = self.rollout_shape()
         self.answer = self.observed.answer(stage.name, most)
-        options, groups = stage.options, Split(prompts * stage.options["rounds"], self.length())
+        options, groups = stage.options, Split(prompts * stage.options["rounds"], self.longest_text())
         cost, *roles = [
             self.learned(stage, one["fit"], groups, each, self.shape)
             for one in (options, *options["roles"].values())
         ]
-        engine = self.generation(self.phase.rollout, replace(self.prompts(), groups=prompts), each)
+        engine = self.engine_memory(self.phase.rollout, replace(self.prompt_split(), groups=prompts), each)
         cost.memory = {
             **cost.memory,
             "activations": max(one.memory["activations"] for one in (cost, *roles)),
@@ -210,8 +213,8 @@ class StageCosts(Sizes):
                 cost.updates + one.updates,
             )
         asked, passes = prompts * options["rounds"], self.passes([*options["annotate"], *options["prepare"]])
-        cost.learn *= self.texts(1, each) / (each * self.length())
-        cost.score = self.texts(asked, each) * passes + asked * self.prompt()
+        cost.learn *= self.texts(1, each) / (each * self.longest_text())
+        cost.score = self.texts(asked, each) * passes + asked * self.prompt_tokens()
         cost.sample, cost.models = float(asked * each * self.answer), 2
         return cost
 
@@ -219,14 +222,14 @@ class StageCosts(Sizes):
         """Sampling of one arm; with best-of-n decoding, n times as many answers, each scored."""
         options, rollout, best_of = stage.options, stage.options["rollout"], stage.options.get("best_of")
         held_out = self.split(options["data"], options["prompts"], None)
-        answer = self.observed.answer(stage.name, rollout.get("max_tokens", 128))
+        answer = self.observed.answer(stage.name, rollout.get("max_tokens", MAX_TOKENS))
         each = rollout.get("responses_per_prompt", 1)
         drawn, text = each * (best_of["n"] if best_of else 1), held_out.tokens + answer
         read = held_out.groups * (held_out.tokens + drawn * answer)
         chosen = read * self.passes(best_of["annotate"]) if best_of else 0.0
         return Cost(
             stage,
-            self.sampled(rollout, held_out, drawn),
+            self.sampling_memory(rollout, held_out, drawn),
             disk=held_out.groups * each * text * SAVED,
             score=held_out.groups * held_out.tokens + chosen,
             sample=float(held_out.groups * drawn * answer),
@@ -238,20 +241,22 @@ class StageCosts(Sizes):
         model of one arm is loaded at a time, with the others that metrics and measures read.
         """
         options = stage.options
-        measures = self.read("measure", options["measures"])
-        others = self.read("annotate", options["metrics"]) | measures
+        measures = self.models_read("measure", options["measures"])
+        others = self.models_read("annotate", options["metrics"]) | measures
         models = 1 + len(others - {"policy", *self.trained})
         of_measures = len(measures - {*self.recipe.models, *self.trained})  # no encoders: they are small
         score = 0.0
         for name, arm in options["arms"].items():
             held_out = self.split(arm["data"], options["prompts"], None)
-            answer = self.observed.answer(f"answers_{name}", arm["rollout"].get("max_tokens", 128))
+            answer = self.observed.answer(f"answers_{name}", arm["rollout"].get("max_tokens", MAX_TOKENS))
             each = arm["rollout"].get("responses_per_prompt", 1)
-            reads = len(self.trained) * self.depth + self.passes(options["metrics"]) + of_measures
+            reads = (
+                len(self.trained) * self.reward_layer_share + self.passes(options["metrics"]) + of_measures
+            )
             human = min(options["perplexity_rows"], held_out.groups)
             score += held_out.groups * (held_out.tokens + each * answer) * reads
             score += human * (held_out.tokens + answer)
-        memory = self.scored(len(self.trained), models=models, tokens=score)
+        memory = self.scoring_memory(len(self.trained), models=models, tokens=score)
         return Cost(stage, memory, score=score, models=len(options["arms"]))
 
     def learned(self, stage: Stage, fit: Mapping[str, Any], split: Split, rows: int, shape: Shape) -> Cost:
@@ -273,7 +278,7 @@ class StageCosts(Sizes):
             )
             memory["saving"] = max(0.0, saving - parts["activations"] - parts["gradients"])
         steps = self.steps(fit, split.groups)
-        passed = min(split.groups * fit["epochs"], steps * fit["batch"])
+        passed = at_most(split.groups * fit["epochs"], steps * fit["batch"])
         return Cost(
             stage,
             memory,

@@ -1,4 +1,6 @@
-"""Sizes that the costs of a recipe are counted with: data sets, answers, and what models take in memory."""
+"""Sizes that the costs of a recipe are counted with: data sets and answers in tokens, optimiser steps, and
+memory of models in bytes.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +29,8 @@ from ratchet.components.recipes.plan import Stage
 from ratchet.components.recipes.profile import Profile, engine_processes
 from ratchet.components.recipes.schema import Recipe, Reward
 
+MAX_TOKENS = 128
+"""Maximum length of an answer in tokens, for a rollout without the option `max_tokens`."""
 MAPPED = ("weights", "reward models")
 """Parts that engine processes of a machine share: weights are mapped from their files."""
 
@@ -47,42 +51,43 @@ class Sizes:
         self.recipe, self.profile, self.shape, self.splits = recipe, profile, shape, splits
         self.observed = observed or Observed()
         self.phase: Any = None
-        self.answer = 0.0  # mean length of the answers of the round whose stages are counted
-        self.selected = 0.0  # and the groups that it keeps
+        self.answer = 0.0  # mean tokens of the answers of the round whose stages are counted
+        self.selected = 0.0  # and the number of groups that it keeps
         self.prepared = Split(math.nan, 0.0)  # what an offline phase learns from
         self.layout = Layout.of(profile)
         rewards = [one for one in sections(recipe) if isinstance(one.section, Reward)]
         self.trained = [model for one in rewards for model in one.models]
         depths: list[int | None] = [getattr(one.section, "layers", None) for one in rewards]
         self.reward_shape = shape.first(max((n or shape.layers for n in depths), default=None))
-        self.depth = self.reward_shape.layers / shape.layers
-        self.saved = float(self.layout.weight * shape.parameters)
+        self.reward_layer_share = self.reward_shape.layers / shape.layers
+        self.saved_weight_bytes = float(self.layout.weight * shape.parameters)
 
     def rollout_shape(self) -> tuple[int, int, int]:
         """(prompts per round, maximum answer length, answers per prompt)."""
         rollout = self.phase.rollout
         return (
             self.phase.prompts_per_round,
-            rollout.get("max_tokens", 128),
+            rollout.get("max_tokens", MAX_TOKENS),
             rollout.get("responses_per_prompt", 1),
         )
 
-    def prompt(self) -> float:
-        return self.prompts().tokens
+    def prompt_tokens(self) -> float:
+        """Mean tokens of a prompt of the phase, the maximum while they are unknown."""
+        return self.prompt_split().tokens
 
-    def prompts(self) -> Split:
+    def prompt_split(self) -> Split:
         """The split whose prompts the phase samples."""
         return self.split(self.phase.data, None, None)
 
-    def length(self) -> float:
-        """Maximum length of a prompt with its answer."""
-        return self.prompt() + self.rollout_shape()[1]
+    def longest_text(self) -> float:
+        """Tokens of a prompt of mean length with an answer of maximum length."""
+        return self.prompt_tokens() + self.rollout_shape()[1]
 
     def texts(self, prompts: float, each: int) -> float:
         """Tokens of prompts with `each` answers of the round whose cost is counted. A model reads a prompt
         once.
         """
-        return prompts * (self.prompt() + each * self.answer)
+        return prompts * (self.prompt_tokens() + each * self.answer)
 
     def pairs(self, split: Split) -> float:
         """Tokens of the pairs of a data set, whose answers share a prompt; an answer may be all of a text."""
@@ -97,28 +102,27 @@ class Sizes:
         groups, tokens = (made.groups, made.tokens) if made else (math.nan, float(bound))
         most = max(made.longest, tokens) if made else tokens
         if limit is not None:
-            groups = limit if math.isnan(groups) else min(limit, groups)
+            groups = at_most(groups, limit)
         return Split(groups, *((min(n, longest) if longest else n) for n in (tokens, most)))
 
     def steps(self, fit: Mapping[str, Any], groups: float) -> float:
-        steps = -(-groups // fit["batch"]) * fit["epochs"]
-        return min(steps, fit["max_steps"]) if fit["max_steps"] else steps
+        """Optimiser steps of a fit on `groups` groups; nan if these are unknown and nothing bounds them."""
+        steps = parts_of(groups, fit["batch"]) * fit["epochs"]
+        return at_most(steps, fit["max_steps"]) if fit["max_steps"] else steps
 
-    def sampled(self, rollout: Mapping[str, Any], prompts: Split, each: int | None = None) -> Parts:
-        """Memory of a stage that answers `prompts` by a rollout, `each` answers a prompt if not the rollout's
+    def sampling_memory(self, rollout: Mapping[str, Any], prompts: Split, each: int | None = None) -> Parts:
+        """Bytes of a stage that answers `prompts` by a rollout, `each` answers a prompt if not the rollout's
         own number.
         """
         rows: int = each or rollout.get("responses_per_prompt", 1)
-        slices = (
-            math.inf if math.isnan(prompts.groups) else -(-prompts.groups * rows // self.profile.max_num_seqs)
-        )
-        return self.on_engines(self.generation(rollout, prompts, rows), slices)
+        slices = parts_of(prompts.groups * rows, self.profile.max_num_seqs)
+        return self.on_engines(self.engine_memory(rollout, prompts, rows), slices)
 
-    def generation(self, rollout: Mapping[str, Any], prompts: Split, each: int) -> Parts:
-        """Memory of one engine that answers `prompts`. A rollout that puts earlier exchanges into its prompts
-        (`exchanges`) has longer ones, no two of which need be equal.
+    def engine_memory(self, rollout: Mapping[str, Any], prompts: Split, each: int) -> Parts:
+        """Bytes of one engine that answers `prompts`. A rollout that puts earlier turns into its prompts
+        (`earlier_turns`) has longer ones, no two of which need be equal.
         """
-        answer, earlier = rollout.get("max_tokens", 128), exchanges(rollout)
+        answer, earlier = rollout.get("max_tokens", MAX_TOKENS), earlier_turns(rollout)
         mean, longest = (
             n + earlier * (n + answer) for n in (prompts.tokens, max(prompts.tokens, prompts.longest))
         )
@@ -132,28 +136,28 @@ class Sizes:
     def on_engines(self, parts: Parts, slices: float) -> Parts:
         """`parts` of one engine as those of one device. Engines that share the memory of a machine (no
         `memory_gb`) take them as many times as there are engines, and a process each; the weights are mapped
-        from one file and counted once. At most `slices` of them work.
+        from one file and counted once. At most `slices` of them work (nan: all).
         """
         count = engine_processes(plain(self.profile))
         alone = count == 1 and self.profile.machines == 1  # the stage's process computes
         if self.profile.hardware.memory_gb is not None or alone:
             return {"process": PROCESS, **parts}
-        busy = min(float(count), slices)
+        busy = at_most(slices, float(count))
         each = {name: size * (1 if name in MAPPED else busy) for name, size in parts.items()}
         return {"process": PROCESS + busy * ENGINE, **each}
 
-    def scored(self, reward_models: int, *, tokens: float, models: int = 1) -> Parts:
-        """Memory of a stage that scores `tokens` tokens (nan: unknown) with `models` models of the policy's
+    def scoring_memory(self, reward_models: int, *, tokens: float, models: int = 1) -> Parts:
+        """Bytes of a stage that scores `tokens` tokens (nan: unknown) with `models` models of the policy's
         size and with reward models.
         """
         one = scoring(self.shape, self.profile, self.profile.tokens_per_microbatch)
-        read = inference_bytes(self.profile) * self.reward_shape.parameters * reward_models
+        reward_bytes = inference_bytes(self.profile) * self.reward_shape.parameters * reward_models
         parts = {
             **{name: size * (1 if name == "activations" else models) for name, size in one.items()},
-            **({"reward models": float(read)} if read else {}),
+            **({"reward models": float(reward_bytes)} if reward_bytes else {}),
         }
-        batches = math.inf if math.isnan(tokens) else -(-tokens // self.profile.tokens_per_microbatch)
-        return self.on_engines(parts, max(1, batches))  # few of them are a slice each (stages/shards.py)
+        batches = parts_of(tokens, self.profile.tokens_per_microbatch)
+        return self.on_engines(parts, max(batches, 1))  # few of them are a slice each (stages/shards.py)
 
     def rounds_kept(self, stage: Stage) -> int:
         """Rounds whose groups a round trains on: with `keep_earlier`, those before it too."""
@@ -168,17 +172,16 @@ class Sizes:
         slots = {"annotate": "annotate", "prepare": "annotate", "fresh": "annotate", "select": "select"}
         for section in (options, *options["roles"].values()):
             for key, slot in slots.items():
-                names |= self.read(slot, section.get(key, ()))
-        if moves := options["reference"] != "initial":
-            names |= {"reference"}
-        elif options["fit"]["adapter"]["name"] == "lora":  # the policy with its adapter disabled
+                names |= self.models_read(slot, section.get(key, ()))
+        moves = options["reference"] != "initial"  # then the reference is an engine of its own, in `exact`
+        if options["fit"]["adapter"]["name"] == "lora" and not moves:  # the policy with its adapter disabled
             names -= {"reference"}
-        names |= self.read("rollout", [options["rollout"]])
-        names &= {*stage.inputs} - {"policy", *options["roles"]}
+        names |= self.models_read("rollout", [options["rollout"]])
+        names &= {*stage.inputs} - {"policy", *options["roles"], *(["reference"] if moves else [])}
         targets = sum(role["target"] is not None for role in options["roles"].values())
         exact = 4.0 * self.shape.parameters * (targets + moves)  # in float32, as updates are small
         rewards = names & {*self.trained}
-        loaded = len(options["roles"]) + len(names - rewards) - moves
+        loaded = len(options["roles"]) + len(names - rewards)
         engine = scoring(self.shape, self.profile, 0)
         return (
             exact
@@ -186,26 +189,28 @@ class Sizes:
             + len(rewards) * float(inference_bytes(self.profile) * self.reward_shape.parameters)
         )
 
-    def read(self, slot: str, specs: Sequence[Mapping[str, Any]]) -> set[str]:
+    def models_read(self, slot: str, specs: Sequence[Mapping[str, Any]]) -> set[str]:
         """Names of the models that pieces read."""
         return {model for spec in specs for model in describe(slot, spec["name"]).named("models", spec)}
 
     def passes(self, specs: Sequence[Mapping[str, Any]]) -> float:
         """Forward passes of the full model that these annotators make: one per model used; reward models
-        count by their depth.
+        count by their share of the layers.
         """
         return sum(
-            self.depth if model in self.trained else 1.0
+            self.reward_layer_share if model in self.trained else 1.0
             for spec in specs
             for model in describe("annotate", spec["name"]).named("models", spec)
         )
 
-    def kept(self, stage: Stage, groups: float) -> float:
+    def groups_kept(self, stage: Stage, groups: float) -> float:
         """Number of groups that a stage keeps of `groups`."""
         return min(groups, self.observed.groups.get(stage.name, groups))
 
-    def chosen(self, updates: Mapping[str, Sequence[Mapping[str, Any]]], each: int) -> int:
-        """Trained texts per prompt: two for a pairwise objective, else all."""
+    def trained_answers_per_prompt(
+        self, updates: Mapping[str, Sequence[Mapping[str, Any]]], each: int
+    ) -> int:
+        """Answers to a prompt that are trained on: two for a pairwise objective, else all `each`."""
         return min(2, each) if "pair" in units(updates) else each
 
 
@@ -214,7 +219,17 @@ def units(updates: Mapping[str, Sequence[Mapping[str, Any]]]) -> set[str]:
     return {describe("objective", part["name"]).unit for parts in updates.values() for part in parts}
 
 
-def exchanges(rollout: Mapping[str, Any]) -> int:
+def parts_of(count: float, size: float) -> float:
+    """Number of parts of at most `size` that `count` is divided into; nan if `count` is unknown."""
+    return -(-count // size)
+
+
+def at_most(number: float, bound: float) -> float:
+    """The smaller one of a number, which may be unknown (nan), and its bound."""
+    return bound if math.isnan(number) else min(bound, number)
+
+
+def earlier_turns(rollout: Mapping[str, Any]) -> int:
     """Number of earlier exchanges (a prompt and its answer) in the longest prompts of a rollout: `EXCHANGES`
     in the file of the piece, without which it is 0.
     """

@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 def check_fits(pipeline: Pipeline) -> None:
     """`RecipeError` if the profile has too little memory. Skipped while the model's size is unknown."""
     from ratchet.components.estimates.capacity import check_capacity
-    from ratchet.tasks.machine.calibration import costs_of, model_shape, this_machine
+    from ratchet.tasks.machine.calibration import costs_of, memory_and_free_disk, model_shape
 
     try:
         model_shape(pipeline)
     except RecipeError:
         return  # not downloaded yet: the size is unknown
     costs, _, _ = costs_of(pipeline, measured=False)
-    check_capacity(pipeline.profile, costs, this_machine(pipeline.store.home))
+    check_capacity(pipeline.profile, costs, memory_and_free_disk(pipeline.store.home))
 
 
 def print_estimate(console: Console, pipeline: Pipeline) -> None:
     """Print the table and its sums. `RecipeError` after it if the profile has too little memory."""
     from ratchet.components.estimates.capacity import check_capacity, gb
-    from ratchet.tasks.machine.calibration import costs_of, observed, this_machine
+    from ratchet.tasks.machine.calibration import costs_of, memory_and_free_disk, observed
 
     costs, rates, shape = costs_of(pipeline, measured=True)
     hardware, seen = pipeline.profile.hardware, observed(pipeline)
@@ -68,7 +68,7 @@ def print_estimate(console: Console, pipeline: Pipeline) -> None:
         "rates": _rates(rates, hardware),
     }
     print_facts(console, lines.items())
-    check_capacity(pipeline.profile, costs, this_machine(pipeline.store.home))
+    check_capacity(pipeline.profile, costs, memory_and_free_disk(pipeline.store.home))
 
 
 def _tokens(count: float) -> str:

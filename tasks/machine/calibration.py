@@ -1,6 +1,8 @@
 """Inputs of estimates: model dimensions, data size, and this machine's measured throughput.
 
-`<home>/calibration.json` caches throughput by devices, package versions, model, profile and code.
+`<home>/calibration.json` caches throughput, by a digest of all that it depends on: devices and number of
+CPUs, package versions, the model's source, the profile without its hardware, adapters, lengths of texts,
+answers to a prompt, and the code.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from ratchet.components.estimates.costs import estimate
 from ratchet.components.estimates.observed import Observed
 from ratchet.components.estimates.rates import Rates, adapters, stated_rates
 from ratchet.components.estimates.shape import Shape, read_shape, shape_of, tiny_shape
+from ratchet.components.estimates.sizes import MAX_TOKENS
 from ratchet.components.estimates.split import Split
 from ratchet.components.inference.choose import SAMPLE
 from ratchet.components.recipes.phases import sections
@@ -49,9 +52,10 @@ MEASURE = PACKAGE / "components" / "estimates" / "measure.py"
 
 
 def costs_of(pipeline: Pipeline, *, measured: bool) -> tuple[list[Cost], Rates | None, Shape]:
-    """The estimate of a run, the throughput used, and the model's dimensions. With `measured`, this machine
-    is benchmarked if needed and if it matches the profile's hardware. `RecipeError` if the dimensions are
-    unknown.
+    """The costs of the stages of a run, the throughput used (None: neither measured nor stated), and the
+    model's dimensions. With `measured`, throughput is that of this machine, benchmarked if it is not in the
+    cache, unless the profile states figures of other hardware or the model is not fetched yet. `RecipeError`
+    if the dimensions are unknown, `StageError` if the benchmark fails.
     """
     shape, folder = model_shape(pipeline)
     curated = pipeline.store.get("curated", pipeline.stages["curated"].key)
@@ -59,20 +63,20 @@ def costs_of(pipeline: Pipeline, *, measured: bool) -> tuple[list[Cost], Rates |
     recipe, profile = pipeline.recipe, pipeline.profile
     length = typical_length(pipeline, splits)
     rates = stated_rates(recipe, profile, shape, length=length)
-    why = why_not_measured(profile, devices()) if rates else ""
-    why = why if folder else "the model is not fetched yet"
-    if measured and folder and not why:
+    why = _why_stated(profile, folder, stated=rates is not None, measured=measured)
+    if folder and not why:
         rates = machine_rates(pipeline, folder, round(length))
     elif rates is not None:
-        rates = replace(rates, source=why or "not asked")
+        rates = replace(rates, source=why)
     costs = estimate(recipe, profile, pipeline.stages, shape, splits, rates, observed(pipeline))
     return costs, rates, shape
 
 
-def with_cache(pipeline: Pipeline, stage: Stage) -> Mapping[str, Any]:
-    """The options of a stage; one that samples with a vLLM which is started for it has `vllm.cache_gb`, from
-    the estimate of the stage where the profile says null. `RecipeError` if the stage does not fit on the
-    device. Models whose dimensions cannot be read keep null, which is vLLM's default.
+def with_kv_cache_size(pipeline: Pipeline, stage: Stage) -> Mapping[str, Any]:
+    """The options of a stage. If it samples with a vLLM that is started for it and the profile's
+    `vllm.cache_gb` is null, they have the size of the KV cache in the stage's estimate, in GiB. `RecipeError`
+    if the stage does not fit on the device. Models whose dimensions cannot be read keep null, which is vLLM's
+    default.
     """
     profile, options = pipeline.profile, stage.options
     vllm = profile.vllm
@@ -85,7 +89,7 @@ def with_cache(pipeline: Pipeline, stage: Stage) -> Mapping[str, Any]:
     (cost,) = [cost for cost in costs if cost.stage.name == stage.name]
     if "KV cache" not in cost.memory:
         return options
-    check_capacity(profile, [cost], this_machine(pipeline.store.home))
+    check_capacity(profile, [cost], memory_and_free_disk(pipeline.store.home))
     given = options["profile"]
     sized = {**given["vllm"], "cache_gb": cost.memory["KV cache"] / 2**30}
     return {**options, "profile": {**given, "vllm": sized}}
@@ -97,8 +101,19 @@ def why_not_measured(profile: Profile, here: Sequence[str]) -> str:
     words = set(stated.device.lower().split())
     found = sum(words <= set(name.lower().split()) for name in here)
     if found < stated.devices and stated.device != Hardware.device:
-        return f"this machine has {found} of {stated.devices} × {stated.device}"
-    return f"one process is measured, not {profile.ranks} ranks" if profile.ranks > 1 else ""
+        return f"the profile states {stated.devices} × {stated.device}, and this machine has {found}"
+    return f"the profile has {profile.ranks} ranks, and one process is measured" if profile.ranks > 1 else ""
+
+
+def _why_stated(profile: Profile, folder: Path | None, *, stated: bool, measured: bool) -> str:
+    """Why throughput is not measured; empty if it is. `folder`: that of the model, if it is fetched.
+    `stated`: whether the profile has figures to compute it from; `measured`: whether a measurement is wanted.
+    """
+    if not measured:
+        return "no measurement was asked for"
+    if folder is None:
+        return "the model is not fetched yet"
+    return why_not_measured(profile, devices()) if stated else ""
 
 
 def devices() -> list[str]:
@@ -107,8 +122,9 @@ def devices() -> list[str]:
 
 
 def model_shape(pipeline: Pipeline) -> tuple[Shape, Path | None]:
-    """Dimensions of the model: from its files if present, else from the recipe's `shape`; those of the tiny
-    model are known.
+    """Dimensions of the policy, and its folder (None: not fetched yet). They are read from the first of these
+    that there is: the files that the stage model_policy fetched, the recipe's `shape`, the address of a tiny
+    model, the config.json of a local model. `RecipeError` if there is none.
     """
     source = pipeline.recipe.models["policy"]
     made = pipeline.store.get("model_policy", pipeline.stages["model_policy"].key)
@@ -141,8 +157,8 @@ def sizes_of(made: Artifact) -> dict[str, Split]:
 
 
 def observed(pipeline: Pipeline) -> Observed:
-    """What the newest runs of the recipe in this home sampled and kept; the pipeline's own stages count
-    first.
+    """What finished stages of the recipe's runs in this home sampled and kept: by stage name that of the
+    pipeline's own stage, else of the newest run that has one.
     """
     store, own = pipeline.store, {name: stage.key for name, stage in pipeline.stages.items()}
     runs = {"": own} | {
@@ -161,16 +177,19 @@ def observed(pipeline: Pipeline) -> Observed:
 
 
 def typical_length(pipeline: Pipeline, splits: Mapping[str, Split]) -> float:
-    """Typical length in tokens of a training text; without training, of an evaluated prompt and answer."""
+    """Typical tokens of a text that a recipe trains on: in an online phase a prompt of mean length (`splits`)
+    with the longest answer, else a text of the data, at most `max_tokens`. Without training, of a prompt and
+    an answer of the evaluation.
+    """
     trained = [one.section for one in sections(pipeline.recipe) if hasattr(one.section, "fit")]
     online = next((section for section in trained if isinstance(section, Online)), None)
     if online:
-        longest = online.rollout.get("max_tokens", 128)
+        longest = online.rollout.get("max_tokens", MAX_TOKENS)
         return longest + (splits[online.data].tokens if online.data in splits else longest)
     section = next((section for section in trained if isinstance(section, Learn | Reward)), None)
     if section is None:  # trains nothing
         evaluation = pipeline.recipe.evaluate
-        return 2.0 * (evaluation.max_tokens if evaluation else 128)
+        return 2.0 * (evaluation.max_tokens if evaluation else MAX_TOKENS)
     most = float(section.max_tokens)
     return min(most, splits[section.data].tokens) if section.data in splits else most
 
@@ -180,7 +199,7 @@ def machine_rates(pipeline: Pipeline, model: Path, length: int) -> Rates:
     recipe = pipeline.recipe
     online = next((one.section for one in sections(recipe) if isinstance(one.section, Online)), None)
     profile = {k: v for k, v in plain(pipeline.profile).items() if k != "hardware"}
-    ask: dict[str, Any] = {
+    request: dict[str, Any] = {
         "model": str(model),
         "profile": profile,
         "adapters": plain(adapters(recipe)),
@@ -190,48 +209,61 @@ def machine_rates(pipeline: Pipeline, model: Path, length: int) -> Rates:
         "imports": PRELOAD,
     }
     code = [source_digest(does, {}) for does in ("optimise", "rollout")] + [digest(MEASURE.read_text())]
-    about = {**ask, "model": digest(plain(recipe.models["policy"]))}
-    key = digest([*devices(), os.cpu_count(), packages(), code, about])
+    request_key = {**request, "model": digest(plain(recipe.models["policy"]))}
+    key = digest([*devices(), os.cpu_count(), packages(), code, request_key])
     file = pipeline.store.home / "calibration.json"
-    kept = json.loads(file.read_text()) if file.exists() else {}
-    if key not in kept:
+    cache = _read_cache(file)
+    if key not in cache:
         source = recipe.models["policy"].source
-        kept[key] = {**_measured(ask), "machine": machine(), "model": source}
-        write_atomic(file, json.dumps(kept, indent=1))
-    found = kept[key]
-    return Rates(found["learn"], found["update"], found["score"], found["sample"], found["load"], "measured")
+        cache[key] = {**_measured(request), "machine": machine(), "model": source}
+        write_atomic(file, json.dumps(cache, indent=1))
+    result = cache[key]
+    rates = {name: result[name] for name in ("learn", "update", "score", "sample", "load")}
+    return Rates(**rates, source="measured")
 
 
-def _measured(ask: Mapping[str, Any]) -> dict[str, Any]:
+def _read_cache(file: Path) -> dict[str, Any]:
+    """The measurements in a file; none if it is missing or damaged, so that they are repeated."""
+    try:
+        cache = json.loads(file.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return cache if isinstance(cache, dict) else {}
+
+
+def _measured(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Throughput as `components/estimates/measure.py` returns it, in a process of its own. `StageError` if
+    that fails or returns no positive numbers.
+    """
+    failed = f"the benchmark of this machine failed with {request['model']}"
     with tempfile.TemporaryDirectory() as folder:
-        request, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
-        request.write_text(json.dumps(ask))
+        asked, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
+        asked.write_text(json.dumps(request))
         path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
         done = subprocess.run(
-            [sys.executable, "-m", "ratchet.components.estimates.measure", str(request), str(answer)],
+            [sys.executable, "-m", "ratchet.components.estimates.measure", str(asked), str(answer)],
             env={**ENVIRONMENT, **os.environ, "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
         )
-        found = json.loads(answer.read_text()) if answer.exists() else {}
-    if done.returncode:
-        why = (done.stderr.strip().splitlines() or [f"it was ended by signal {-done.returncode}"])[-1]
-        raise StageError(f"the benchmark of this machine failed with {ask['model']}: {why}")
-    rates = (
-        found["score"],
-        found["sample"],
-        found["load"],
-        *found["learn"].values(),
-        *found["update"].values(),
-    )
+        if done.returncode:
+            code = done.returncode
+            ended = f"it was ended by signal {-code}" if code < 0 else f"it ended with exit code {code}"
+            raise StageError(f"{failed}: {(done.stderr.strip().splitlines() or [ended])[-1]}")
+        try:
+            result = json.loads(answer.read_text())
+            rates = [result["score"], result["sample"], result["load"]]
+            rates += [*result["learn"].values(), *result["update"].values()]
+        except (OSError, ValueError, KeyError) as error:
+            raise StageError(f"{failed}: it ended without a whole answer ({error!r})") from error
     if not all(math.isfinite(rate) and rate > 0 for rate in rates):
-        raise StageError(f"the benchmark of this machine returned {found}; expected positive numbers")
-    return found
+        raise StageError(f"the benchmark of this machine returned {result}; expected positive numbers")
+    return result
 
 
-def this_machine(home: Path) -> tuple[float, float]:
-    """Bytes of memory (limited by the container) and of free disk."""
+def memory_and_free_disk(home: Path) -> tuple[float, float]:
+    """This machine's bytes of memory, or of the container's limit, and of free disk where `home` is."""
     memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.is_file() and (text := limit.read_text().strip()).isdigit():

@@ -328,8 +328,8 @@ def test_a_profile_of_this_machine_is_measured_and_each_stage_priced(
     assert f"{seconds / 3600 * 36:.2f}" in rollout and model[-1] == "done", "what is finished costs no more"
     other = " ".join(estimate("H100 80GB")[-1])
     assert other.endswith(
-        "computed from the profile's figures for H100 80GB, not measured (this machine has 0 of 1 × H100 "
-        "80GB)"
+        "computed from the profile's figures for H100 80GB, not measured (the profile states 1 × H100 80GB, "
+        "and this machine has 0)"
     )
 
 
@@ -337,9 +337,13 @@ def test_a_profile_of_this_machine_is_measured_and_each_stage_priced(
     ("stated", "ranks", "why"),
     [
         ({"device": "H100 80GB", "devices": 2}, 1, ""),
-        ({"device": "H100 80GB", "devices": 3}, 1, "this machine has 2 of 3 × H100 80GB"),
-        ({"device": "H100 80GB"}, 2, "one process is measured, not 2 ranks"),
-        ({"device": "H10"}, 1, "this machine has 0 of 1 × H10"),
+        (
+            {"device": "H100 80GB", "devices": 3},
+            1,
+            "the profile states 3 × H100 80GB, and this machine has 2",
+        ),
+        ({"device": "H100 80GB"}, 2, "the profile has 2 ranks, and one process is measured"),
+        ({"device": "H10"}, 1, "the profile states 1 × H10, and this machine has 0"),
         ({}, 1, ""),
     ],
 )

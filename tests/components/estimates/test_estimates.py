@@ -217,6 +217,13 @@ def test_tokens_and_seconds_by_hand() -> None:
     assert math.isnan(costs["curated"].seconds)
 
 
+def test_max_steps_bounds_a_fit_on_data_of_unknown_size() -> None:
+    recipe, profile = load("sft", profile="test", overrides=["sft.limit=null", "sft.fit.max_steps=5"])
+    costs = {c.stage.name: c for c in estimate(recipe, profile, plan(recipe, profile), SMOL, {}, None)}
+    assert costs["sft"].updates == 5
+    assert costs["sft"].learn == 5 * recipe.sft.fit.batch * recipe.sft.max_tokens
+
+
 def test_a_round_counts_what_it_samples_scores_and_learns() -> None:
     recipe, profile = load("chat", profile="test")
     splits = {"prompts": Split(600, 50.0), "sft": Split(290, 120.0), "reward": Split(500, 130.0)}
@@ -295,7 +302,7 @@ def test_engines_that_score_are_as_many_as_micro_batches(tokens: float, engines:
     assert profile.engines == 2 and profile.tokens_per_microbatch == 2048
     sizes = Sizes(recipe, profile, SMOL, {})
     one = scoring(SMOL, profile, 2048)["activations"]
-    assert sizes.scored(0, tokens=tokens)["activations"] == engines * one
+    assert sizes.scoring_memory(0, tokens=tokens)["activations"] == engines * one
 
 
 def test_scores_that_choose_pairs_for_people_are_counted() -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from ratchet.components.errors import StageError
+from ratchet.tasks.machine import calibration
 from ratchet.tasks.machine.calibration import observed
 from ratchet.tasks.pipeline import Pipeline
 
@@ -36,3 +42,36 @@ def test_the_newest_run_of_the_recipe_says_what_it_sampled_and_kept(tmp_path: Pa
     found = observed(now)
     assert found.answers == {"rollout_1": 10.0, "rollout_2": 30.0} and found.groups == {"select_1": 5}
     assert observed(opened(tmp_path, 2)).answers["rollout_1"] == 20.0
+
+
+@pytest.mark.parametrize(
+    ("code", "answer", "says"),
+    [
+        (1, None, "it ended with exit code 1"),
+        (-9, '{"score": 1', "it was ended by signal 9"),
+        (0, None, "without a whole answer"),
+        (0, '{"score": 1', "without a whole answer"),
+        (0, '{"score": 1}', "without a whole answer .*'sample'"),
+    ],
+)
+def test_a_benchmark_that_fails_is_a_stage_error(
+    code: int, answer: str | None, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command: list[str], **_: Any) -> Any:
+        if answer is not None:
+            Path(command[-1]).write_text(answer)
+        return subprocess.CompletedProcess(command, code, stdout="", stderr="")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(StageError, match=f"failed with m: .*{says}"):
+        calibration._measured({"model": "m"})
+
+
+@pytest.mark.parametrize("text", ["", '{"a": ', "[1]"])
+def test_a_damaged_cache_is_measured_again(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "calibration.json"
+    assert calibration._read_cache(file) == {}
+    file.write_text(text)
+    assert calibration._read_cache(file) == {}
+    file.write_text(json.dumps({"key": {}}))
+    assert calibration._read_cache(file) == {"key": {}}
