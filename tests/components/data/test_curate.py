@@ -168,7 +168,10 @@ def test_preference_pairs():
         "too short or too long for every position": 1,
         "no partner whose rating differs by min_gap": 1,
     }
-    assert len(preference_pairs(records, words, Pairs(positions=(4,), per_conversation=1, exclude=(5.0,))).kept) == 1
+    assert (
+        len(preference_pairs(records, words, Pairs(positions=(4,), per_conversation=1, exclude=(5.0,))).kept)
+        == 1
+    )
     assert len(preference_pairs(records, words, Pairs(positions=(4,), per_topic=1, exclude=(5.0,))).kept) == 1
     twins = [rated("x", 2.0), Conversation("y", rated("x", 2.0).messages, "t", 9.0)]
     assert not preference_pairs(twins, words, Pairs(positions=(4,))).kept
