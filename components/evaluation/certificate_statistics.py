@@ -129,7 +129,7 @@ def length_bias(
     spearman = float(spearmanr(np.r_[deltas, -deltas], np.r_[gaps, -gaps]).statistic) if varied else 0.0  # pyright: ignore[reportAttributeAccessIssue]
     rest = deltas - slope * gaps
     rest[np.abs(rest) <= ROUNDING * np.abs(deltas).max()] = 0.0  # scores that are only length: ties
-    near = np.flatnonzero(np.abs(gaps) < math.log1p(MATCHED))
+    near = np.flatnonzero(np.abs(gaps) < math.log1p(MATCHED)).tolist()
     score_weight, length_weight = _logistic(deltas, gaps)
     return {
         "longer_preferred": accuracy(gaps, most, prompts),

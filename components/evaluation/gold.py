@@ -195,7 +195,7 @@ def examine(measure: GoldMeasure, pairs: Sequence[Group]) -> dict[str, Any]:
     deltas = raw[:, 0] - raw[:, 1]
     error, bins = calibration(deltas)
     gaps = np.log(np.maximum(lengths[:, 0], 1) / np.maximum(lengths[:, 1], 1))
-    near = np.flatnonzero(np.abs(gaps) < 0.2)
+    near = np.flatnonzero(np.abs(gaps) < 0.2).tolist()
     right = accuracy(deltas, most, prompts)
     reasons = shortfall("held-out accuracy", right, CHANCE, "chance")
     return {

@@ -21,7 +21,7 @@ def sequence_kl(
     Rows (T_b,) are log-probs at temperature 1 of the same sampled tokens under both models. For answers
     sampled at a lower temperature it is the mean log-ratio of those answers, not the KL.
     """
-    return float(checked([float(row.sum()) for row in _gaps(sampled, reference, masks)]).mean())
+    return float(checked([float(row.sum()) for row in _gaps(sampled, reference, masks)]).mean())  # pyright: ignore[reportArgumentType]
 
 
 def _gaps(sampled: Rows, reference: Rows, masks: Sequence[Sequence[bool]] | None) -> list[np.ndarray]:
