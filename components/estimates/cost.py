@@ -37,10 +37,14 @@ class Cost:
         return self.learn + self.score + self.sample
 
 
+START_SECONDS = 0.8
+"""What a stage takes on top of its own work (process, inputs, digests of the output), on two CPU cores."""
+
+
 def seconds(cost: Cost, rates: Rates | None) -> float:
-    """Seconds from tokens, throughput, optimiser steps and model loads; nan if any is unknown or there are no
-    tokens. A stage that trains (it has a `fit`) samples and scores on all ranks, any other one on the engines
-    of one machine.
+    """Seconds from tokens, throughput, optimiser steps, model loads and the stage's start; nan if any is
+    unknown or there are no tokens. A stage that trains (it has a `fit`) samples and scores on all ranks, any
+    other one on the engines of one machine.
     """
     if rates is None or cost.tokens == 0:
         return math.nan
@@ -48,4 +52,4 @@ def seconds(cost: Cost, rates: Rates | None) -> float:
     inference = cost.score / rates.score + cost.sample / rates.sample
     spread = rates.spread if "fit" in cost.stage.options else 1.0
     updating = cost.updates * rates.update[cost.adapter] if cost.updates else 0.0
-    return learning + updating + inference / spread + cost.models * rates.load
+    return START_SECONDS + learning + updating + inference / spread + cost.models * rates.load
