@@ -23,7 +23,7 @@ models: {policy: {source: "generate:tiny?seed=0", sha256: null, format: tiny}, e
 data: {source: "path:chats.json", sha256: null, transforms: [], near_threshold: null, decontaminate: null, min_groups: 4, max_dropped: null, max_topic_share: 1.0}
 sft: {fit: {min_ended: 0.0, adapter: {name: top_layers, count: 2}}}
 reward: {layers: 2}
-online: {watch: {gold: false}, health: {reward_without_gold: null, gold_drop: null}, fit: {adapter: {name: top_layers, count: 2}}}
+online: {prompts_per_round: 16, watch: {gold: false}, health: {reward_without_gold: null, gold_drop: null}, fit: {adapter: {name: top_layers, count: 2}}}
 evaluate: {gold: false}
 register: {gates: {win_rate_vs_sft: null, proxy_over_gold: null}}
 """  # noqa: E501  the path of `chat`, without its gold measure, whose encoder is a download

@@ -281,6 +281,7 @@ def test_a_profile_of_this_machine_is_measured_and_each_stage_priced(
 
     import yaml
 
+    from ratchet.components.estimates.cost import START_SECONDS
     from ratchet.components.recipes.plain_values import plain
     from ratchet.components.recipes.recipe import load_profile
     from ratchet.tasks.machine import calibration
@@ -323,7 +324,7 @@ def test_a_profile_of_this_machine_is_measured_and_each_stage_priced(
         next(line for line in here if line[0] == name) for name in ("rollout_1", "model_policy")
     )
     seconds = (
-        12 * 4 * 24 / 20 + 12 * 256 / 200 + 3.0
+        12 * 4 * 24 / 20 + 12 * 256 / 200 + 3.0 + START_SECONDS
     )  # longest answers sampled, prompts of at most 256 tokens read, one model loaded
     assert f"{seconds / 3600 * 36:.2f}" in rollout and model[-1] == "done", "what is finished costs no more"
     other = " ".join(estimate("H100 80GB")[-1])
