@@ -37,7 +37,7 @@ class Cost:
         return self.learn + self.score + self.sample
 
 
-START_SECONDS = 0.8
+START_SECONDS = 0.5
 """What a stage takes on top of its own work (process, inputs, digests of the output), on two CPU cores."""
 
 
