@@ -518,7 +518,7 @@ def test_the_server_resumes_a_suspended_run_at_its_deadline_while_no_page_is_ser
         (queue,) = (tmp_path / "home").glob("store/.work/ask_1-*/progress/queue")
         (one,) = post(prefect, "automations/filter", {})
         assert one["actions"][0]["type"] == "resume-flow-run"
-        assert str(queue) in run_page(prefect)
+        assert f"ratchet label {tmp_path / 'home' / 'runs'}" in run_page(prefect)
         first = read_items(queue)[0]
         append_durably(queue / "labels.jsonl", [Label(first.id, "ann", 0, "choice", [0, 1], 1.0)])
         eventually(lambda: run().get("state") == "finished", 240, "the end of the run")
