@@ -125,8 +125,8 @@ COMMANDS = (
     *(lineage, export, reproduce, promote, rollback, gc, doctor, join, stage),
 )
 """Commands of modules of their own, in the order of the help."""
-RESUME = ("run", "stage")
-"""Commands that continue where they stopped if they are given again."""
+RESUME = ("run", "stage", "claims", "compare")
+"""Commands that continue where they stopped, or reuse finished stages, if they are given again."""
 for command in COMMANDS:
     app.command()(command)
 
@@ -145,7 +145,7 @@ def main() -> None:
         why = environment_error(error)
         if why is None:
             raise
-        resumes = any(name in RESUME for name in sys.argv[1:2])
+        resumes = sys.argv[1:] and sys.argv[1] in RESUME
         advice = "; finished work is kept, the same command resumes" if resumes else ""
         typer.echo(f"error: {redacted(why)}{advice}", err=True)
         sys.exit(1)

@@ -64,10 +64,8 @@ class Episode:
         much as the first time. `ContractError` if an observation or result differs from that of the first
         time: the environment depends on something else than its prompt and actions.
         """
-        other, rule = (
-            Episode(self.make, self.prompt),
-            "An environment must depend on its prompt and actions only",
-        )
+        other = Episode(self.make, self.prompt)
+        rule = "An environment must depend on its prompt and actions only"
         if other.opening != self.opening or (other.error and not self.error):
             raise ContractError(
                 f"prompt {self.prompt.id!r}: an environment made again began with "

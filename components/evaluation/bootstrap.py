@@ -41,8 +41,10 @@ def mean_interval(
     if len(data) == 1:
         return Interval(mean=float(data[0]), low=float(data[0]), high=float(data[0]), n=1)
     wide = expanded(level, len(data))
-    extreme = 40 * len(data) ** min(len(data), 9)
-    needed = min(MOST_RESAMPLES, 80 / max(1 - wide, 1e-9), extreme)
+    # With few values the interval reaches from the smallest to the largest: n draws are all one of them with
+    # probability n to the power of -n.
+    enough_for_ends = 40 * len(data) ** min(len(data), 9)
+    needed = min(MOST_RESAMPLES, 80 / max(1 - wide, 1e-9), enough_for_ends)
     found = bootstrap(
         (data,),
         np.mean,
@@ -105,6 +107,15 @@ def expanded(level: float, units: int) -> float:
     if units < 2:
         return level
     return 1 - 2 * float(norm.sf(math.sqrt(units / (units - 1)) * t.isf((1 - level) / 2, units - 1)))
+
+
+def percentiles(drawn: np.ndarray, units: int, *, level: float = 0.95) -> tuple[float, float]:
+    """Ends of the bootstrap percentile interval at the level `expanded`, from a statistic of resamples (R,)
+    of `units` units; NaN is left out.
+    """
+    tail = (1 - expanded(level, units)) / 2
+    low, high = np.nanquantile(drawn, [tail, 1 - tail])
+    return float(low), float(high)
 
 
 def wilson(successes: float, trials: int, *, level: float = 0.95) -> Interval:

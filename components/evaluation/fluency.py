@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ratchet.components.errors import DataError
-from ratchet.components.evaluation.bootstrap import Interval, counts, expanded
+from ratchet.components.evaluation.bootstrap import Interval, counts, percentiles
 
 Rows = Sequence[Sequence[float]]
 
@@ -44,12 +44,11 @@ def perplexity_ratio(
         )
     drawn = counts(len(ours), resamples, seed)
     ratios = np.exp((drawn @ (theirs - ours)) / (drawn @ tokens))
-    wide = expanded(level, len(ours))
-    low, high = np.quantile(ratios, [(1 - wide) / 2, (1 + wide) / 2])
+    low, high = percentiles(ratios, len(ours), level=level)
     return Interval(
         mean=float(np.exp((theirs - ours).sum() / tokens.sum())),
-        low=float(low),
-        high=float(high),
+        low=low,
+        high=high,
         n=len(ours),
     )
 

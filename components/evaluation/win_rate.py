@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ratchet.components.errors import DataError
-from ratchet.components.evaluation.bootstrap import Interval, counts, expanded, wilson, win_rate
+from ratchet.components.evaluation.bootstrap import Interval, counts, percentiles, wilson, win_rate
 
 PRIOR = 0.1  # ridge on both coefficients in units of one observation; keeps separable data finite
 ITERATIONS = 25
@@ -88,13 +88,12 @@ def length_controlled(
     drawn = np.concatenate([np.ones((1, total)), counts(total, resamples, seed)])
     weights = _fit(x, outcome, drawn[:, prompt] * share)
     rates = 1 / (1 + np.exp(-weights[:, 0]))
-    wide = expanded(level, total)
-    low, high = np.quantile(rates[1:], [(1 - wide) / 2, (1 + wide) / 2])
+    low, high = percentiles(rates[1:], total, level=level)
     mean = float(rates[0])
     if total == 1 or np.ptp(outcome) == 0:
         plain = wilson(min(float((outcome * share).sum()), total), total, level=level)
         low, high = min(plain["low"], mean), max(plain["high"], mean)
-    return Interval(mean=mean, low=float(low), high=float(high), n=total), float(weights[0, 1])
+    return Interval(mean=mean, low=low, high=high, n=total), float(weights[0, 1])
 
 
 def _fit(x: np.ndarray, outcome: np.ndarray, weight: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 
-from ratchet.components.evaluation.bootstrap import Interval, counts
+from ratchet.components.evaluation.bootstrap import Interval, counts, percentiles
 
 
 def category_counts(ratings: Iterable[Sequence[Hashable]]) -> np.ndarray:
@@ -52,5 +52,5 @@ def alpha_interval(
     if np.isnan(value):
         return None
     drawn = krippendorff_alpha(table, counts(len(table), resamples, seed))
-    low, high = np.nanquantile(drawn, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(mean=float(value), low=float(low), high=float(high), n=len(table))
+    low, high = percentiles(drawn, len(table), level=level)
+    return Interval(mean=float(value), low=low, high=high, n=len(table))

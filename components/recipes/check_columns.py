@@ -12,7 +12,7 @@ from ratchet.components.recipes.sections import DataSource
 ANY_LAYOUT = frozenset(
     {"id", "answer", "label", "meta", "rating", "ratings", "source", "topic", "image", "images"}
 )
-"""Columns that are read beside those of the parser."""
+"""Columns that are read whatever the parser is."""
 
 
 class Asked(Mapping[str, Any]):

@@ -2,12 +2,12 @@
 needs.
 
 Kept, with all their ancestors:
-    champion or candidate    versions with an alias or a former champion, and all of the runs that made them
-    registered  other registered versions, or of each model the `best` by a metric
-    alive       outputs linked or planned by runs of living processes, and by runs that wait for people's
-                labels
-    recent      the same of the last runs and of the runs of the last days, in which people's labels count as
-                activity; killed runs can be continued until then
+    champion or candidate   versions with an alias or a former champion, and all of the runs that made them
+    registered              other registered versions, or of each model the `best` by a metric
+    alive                   outputs linked or planned by runs of living processes, and by runs that wait for
+                            people's labels
+    recent                  the same of the last runs and of the runs of the last days, in which people's
+                            labels count as activity; killed runs can be continued until then
 Only entries written by the store are removed: outputs whose manifest matches their name, work of stages that
 are not locked, and leftovers. Runs keep recipe, lineage, logs and metrics.
 """

@@ -12,14 +12,19 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from ratchet.components.data.groups import read_groups
+from ratchet.components.errors import SourceError
 from ratchet.components.storage.state import load_state
+from ratchet.flows import post_training
 from ratchet.flows.cli import main
 from ratchet.tasks.pipeline import Pipeline
 
@@ -276,3 +281,19 @@ def test_full_disk_is_one_sentence_and_the_run_resumes(folder: Path, ratchet: Ra
     assert all(
         (artifact / "manifest.json").exists() for artifact in (folder / "home" / "store").glob("[!.]*")
     )
+
+
+def test_a_fetched_model_without_all_its_layers_stops_before_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 2}))
+    save_file({"model.layers.0.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    made: list[str] = []
+    monkeypatch.setattr(
+        post_training, "make", lambda _, name: made.append(name) or SimpleNamespace(path=tmp_path)
+    )
+    monkeypatch.setattr(post_training, "check_model", lambda *_: None)
+    stages = {name: SimpleNamespace(name=name, part="curate") for name in ("model_policy", "raw")}
+    with pytest.raises(SourceError, match="layers"):
+        post_training.curate(SimpleNamespace(recipe=None, stages=stages))  # pyright: ignore[reportArgumentType]
+    assert made == ["model_policy"]

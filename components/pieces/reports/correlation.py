@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ratchet.components.errors import DataError
-from ratchet.components.evaluation.bootstrap import Interval, counts
+from ratchet.components.evaluation.bootstrap import Interval, counts, percentiles
 from ratchet.components.evaluation.results import Scored
 from ratchet.components.piece import piece
 
@@ -29,10 +29,10 @@ def correlation(scored: Scored, *, of: str, to: str, arms: Sequence[str] = ()) -
         for name, by in rows.items()
     }
     values = [spearman(x, y) for x, y in zip(means[of], means[to], strict=True)]
-    low, high = np.quantile(values, [0.025, 0.975])
     mean = spearman(*([by[arm].mean() for arm in chosen] for by in rows.values()))
     prompts = min(len(row) for row in rows[of].values())
-    return Interval(mean=mean, low=min(float(low), mean), high=max(float(high), mean), n=prompts)
+    low, high = percentiles(np.array(values), prompts)
+    return Interval(mean=mean, low=min(low, mean), high=max(high, mean), n=prompts)
 
 
 def spearman(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ratchet.components.errors import DataError
-from ratchet.components.evaluation.bootstrap import Interval, counts
+from ratchet.components.evaluation.bootstrap import Interval, counts, percentiles
 from ratchet.components.evaluation.results import Scored
 from ratchet.components.piece import piece
 
@@ -26,10 +26,10 @@ def recovered(scored: Scored, *, arm: str, other: str, third: str, measure: str)
     drawn = counts(rows.shape[1], 2000, 0) @ rows.T / rows.shape[1]
     lost = drawn[:, 2] - drawn[:, 1]
     shares = (drawn[:, 0] - drawn[:, 1])[lost > 0] / lost[lost > 0]
-    low, high = np.quantile(shares, [0.025, 0.975])
+    low, high = percentiles(shares, rows.shape[1])
     return Interval(
         mean=float((mean[0] - mean[1]) / (mean[2] - mean[1])),
-        low=float(low),
-        high=float(high),
+        low=low,
+        high=high,
         n=rows.shape[1],
     )

@@ -8,11 +8,12 @@ from fractions import Fraction
 from ratchet.components.piece import each, piece
 from ratchet.components.types import Prompt, Trajectory
 
-NUMBER = re.compile(r"(?<![\w./])-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?")
+GROUPED = r"\d{1,3}(?:,\d{3})+"  # with thousands separators
+NUMBER = re.compile(rf"(?<![\w./])-?(?:{GROUPED}(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?")
 """A hyphen after a digit is not a minus sign; a comma is a thousands separator or separates numbers: 3-4 ends
 in 4, 1,2 in 2.
 """
-THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?(?:/\d+)?")
+THOUSANDS = re.compile(rf"-?{GROUPED}(?:\.\d+)?(?:/\d+)?")
 HUGE = re.compile(r"e[-+]?[\d_]{4}", re.IGNORECASE)
 """An exponent of four digits or more: the value takes more memory than the text by any factor."""
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from ratchet.components.evaluation.bootstrap import counts, percentiles
 from ratchet.components.labels.agreement import alpha_interval, category_counts, krippendorff_alpha
 
 NONE = "."
@@ -51,3 +52,11 @@ def test_interval_contains_the_population_alpha_as_often_as_it_says() -> None:
         assert found
         inside += found["low"] <= population <= found["high"]
     assert 178 <= inside <= 198  # of 200 at 95 %: 99 % of binomial outcomes, and the bootstrap's shortfall
+
+
+def test_interval_of_few_units_is_wider_than_plain_percentiles() -> None:
+    table = category_counts([["a", "a"], ["a", "b"], ["b", "b"], ["b", "b"], ["a", "a"], ["b", "a"]])
+    drawn = krippendorff_alpha(table, counts(6, 2000, 0))
+    found = alpha_interval(table)
+    assert found and (found["low"], found["high"]) == pytest.approx(percentiles(drawn, 6))
+    assert found["low"] < np.nanquantile(drawn, 0.025)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 from ratchet.components.data.groups import by_prompt, write_groups
 from ratchet.components.evaluation import plots
 from ratchet.components.stages import gold as stage
+from ratchet.components.stages import reward
 from ratchet.components.stages.job import Job
 from ratchet.components.storage.store import Workspace
 from ratchet.components.types import Artifact, Group, Prompt, Trajectory
@@ -25,8 +27,11 @@ PICTURES = {"calibration.png", "length_bias.png"}
     [("last", AutoModelForSequenceClassification), ("mean", AutoModelForTokenClassification)],
 )
 def test_a_reward_model_is_published_with_its_certificate_and_pictures(
-    pool: str, auto: type, tiny_home: Path, tmp_path: Path
+    pool: str, auto: type, tiny_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    given: dict[str, Any] = {}
+    certify = reward.certify
+    monkeypatch.setattr(reward, "certify", lambda **options: given.update(options) or certify(**options))
     pipeline = Pipeline.open(
         "reward_model",
         home=tiny_home,
@@ -47,6 +52,7 @@ def test_a_reward_model_is_published_with_its_certificate_and_pictures(
         and len(certificate["notes"]) == 1
         and "accuracy was not required" in certificate["notes"][0]
     )
+    assert len(given["prompts"]) == len(given["scores"]) == certificate["pairs"], "of each pair"
     assert certificate["padding_side"] == "right" and set(certificate["padding_difference"]) == {
         "left",
         "right",

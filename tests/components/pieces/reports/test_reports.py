@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import ratchet.components.pieces.reports as folder
 from ratchet.components import piece as pieces
 from ratchet.components.errors import DataError, RecipeError
+from ratchet.components.evaluation.bootstrap import counts, percentiles
 from ratchet.components.evaluation.results import Scored
 from ratchet.components.evaluation.scoring import reports_of
 from ratchet.components.piece import build
@@ -57,6 +59,22 @@ def test_recovered_is_the_share_of_the_loss() -> None:
     assert report(scored(**values), **spec)["mean"] == pytest.approx(0.375)  # 0.3 of 0.8
     found, undefined = reports_of(scored(**{**values, "before": values["tuned"]}), [spec])
     assert not found and "nothing was lost" in undefined["recovered"]
+
+
+def test_intervals_of_few_prompts_are_wider_than_plain_percentiles() -> None:
+    """Where `other` has 0 and `third` 1 everywhere, `recovered` is a mean of 8 numbers."""
+    values = np.random.default_rng(0).normal(size=8)
+    arms = {"again": {"x": values.tolist()}, "tuned": {"x": [0.0] * 8}, "before": {"x": [1.0] * 8}}
+    spec = {"name": "recovered", "arm": "again", "other": "tuned", "third": "before", "measure": "x"}
+    found, drawn = report(scored(**arms), **spec), counts(8, 2000, 0) @ values / 8
+    assert (found["low"], found["high"]) == pytest.approx(percentiles(drawn, 8))
+    assert found["low"] < np.quantile(drawn, 0.025) and found["high"] > np.quantile(drawn, 0.975)
+    ranks = np.random.default_rng(1).normal(size=(6, 2, 8)).round(1)
+    given = scored(**{f"a{i}": {"x": x.tolist(), "y": y.tolist()} for i, (x, y) in enumerate(ranks)})
+    drawn = counts(8, 500, 0) @ ranks.transpose(2, 0, 1).reshape(8, -1) / 8
+    plain = [stats.spearmanr(*row.reshape(6, 2).T).statistic for row in drawn]
+    found = report(given, name="correlation", of="x", to="y")
+    assert found["low"] < np.quantile(plain, 0.025) and found["high"] >= np.quantile(plain, 0.975)
 
 
 def test_correlation_is_spearmans_over_the_arms() -> None:
