@@ -173,6 +173,8 @@ def test_preference_pairs():
         == 1
     )
     assert len(preference_pairs(records, words, Pairs(positions=(4,), per_topic=1, exclude=(5.0,))).kept) == 1
+    defaults = preference_pairs(records, words, Pairs(positions=(4,), min_gap=2.0))
+    assert "uninformative rating" not in defaults.reasons(), "of 1 to 5, 5 is the best rating"
     twins = [rated("x", 2.0), Conversation("y", rated("x", 2.0).messages, "t", 9.0)]
     assert not preference_pairs(twins, words, Pairs(positions=(4,))).kept
 

@@ -89,7 +89,9 @@ def test_answers_that_begin_with_their_prompt_are_a_warning(tmp_path: Path) -> N
     asked = [f"what is {i}?" for i in range(200)]
     rows = [{"prompt": q, "chosen": f"{q} it is {q[8:-1]}", "rejected": f"{q} no idea"} for q in asked]
     splits = {"splits": {"reward": 0.5, "reward_validation": 0.5}}
-    for given, count in ((rows, 2), ([{**row, "rejected": "no idea"} for row in rows], 0)):
+    some = [row if i % 3 else {**row, "rejected": "no idea"} for i, row in enumerate(rows)]
+    few = [{**row, "rejected": "no idea"} if i % 3 else row for i, row in enumerate(rows)]
+    for given, count in ((rows, 2), (some, 2), (few, 0)):
         file = mine(tmp_path, "reward", given, data={"source": "path:d.jsonl", **splits})
         found = [one for one in check_files(load(file)[0]).warnings if "every answer begins" in one]
         assert len(found) == count

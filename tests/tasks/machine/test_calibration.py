@@ -13,6 +13,7 @@ from ratchet.components.errors import StageError
 from ratchet.tasks.machine import calibration
 from ratchet.tasks.machine.calibration import observed
 from ratchet.tasks.pipeline import Pipeline
+from ratchet.tasks.process.child import PRELOAD
 
 
 def opened(home: Path, seed: int, recipe: str = "online_dpo") -> Pipeline:
@@ -65,6 +66,20 @@ def test_a_benchmark_that_fails_is_a_stage_error(
     monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(StageError, match=f"failed with m: .*{says}"):
         calibration._measured({"model": "m"})
+
+
+def test_a_model_is_loaded_with_the_imports_of_a_stages_process(
+    tiny_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+    rates = {"learn": {"full": 1.0}, "update": {"full": 1.0}, "score": 1.0, "sample": 1.0, "load": 1.0}
+    monkeypatch.setattr(calibration, "_measured", lambda request: asked.update(request) or rates)
+    pipeline = Pipeline.open("sft", home=tiny_home, profile="test", overrides=["seed=77"])
+    calibration.machine_rates(pipeline, tiny_home, length=1077)
+    assert asked["imports"] == PRELOAD and "torch" in PRELOAD
+    monkeypatch.undo()
+    with pytest.raises(StageError, match="No module named 'no_such_module'"):
+        calibration._measured({**asked, "imports": ["no_such_module"]})
 
 
 @pytest.mark.parametrize("text", ["", '{"a": ', "[1]"])

@@ -235,6 +235,16 @@ def test_what_is_no_step_is_named(returned: Any) -> None:
     assert f"step() must return a Step, not {type(returned).__name__}" in episode.error
 
 
+def test_an_episode_whose_environment_broke_takes_no_further_action() -> None:
+    class Breaks(Counting):
+        def step(self, action: str) -> Step:
+            raise OSError(action)
+
+    episode = Episode(Breaks, PROMPT)
+    assert [step_all([episode], [action], {}) for action in "ab"] == [[None], [None]]
+    assert episode.actions == ["a"] and episode.error == "environment: OSError: a"
+
+
 def test_a_wrong_number_of_steps_is_an_error_that_names_both() -> None:
     class Few(Together):
         @staticmethod
