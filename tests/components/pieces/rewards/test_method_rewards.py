@@ -107,22 +107,26 @@ def test_direction_is_the_inner_product_with_the_prompts_vector():
     assert found == pytest.approx([0.8, -0.6])
 
 
+NO = score("yes love no") - score("yes love")
+"""Of the last word, which is less than 0."""
+
+
 @pytest.mark.parametrize(
     ("segment", "expected"),
     [
-        ("token", [0.0, 0.0, score("yes") - 0.5, score("yes no.") - score("yes"), 0.0]),
-        ("sentence", [0.0, 0.0, 0.0, score("yes no.") - 0.5, 0.0]),
-        ("answer", [0.0, 0.0, 0.0, 0.0, score("yes no. indeed") - 0.5]),
+        ("token", [0.0, 0.0, score("yes") - 0.5, score("yes love") - score("yes"), NO]),
+        ("sentence", [0.0, 0.0, 0.0, score("yes love") - 0.5, NO]),
+        ("answer", [0.0, 0.0, 0.0, 0.0, score("yes love no") - 0.5]),
     ],
 )
 def test_fine_grained_rewards_are_changes_of_the_score_and_sum_to_the_whole(segment, expected):
-    words = {0: "hi", 1: "yes", 2: " no.", 3: " indeed"}
+    words = {0: "hi", 1: "yes", 2: " love.", 3: " no"}
 
     class Engine:
         def decode(self, tokens):
             return "".join(words[t] for t in tokens)
 
-    text = "yes no. indeed"
+    text = "yes love. no"
     row = Trajectory(
         ({"role": "assistant", "content": text},),
         {"tokens": [0, 0, 1, 2, 3]},
