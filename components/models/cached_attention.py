@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,8 +59,8 @@ class Cache:
         config, like = model.config.get_text_config(), next(model.parameters())
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.prompt = like.new_zeros(2, config.num_hidden_layers, slots, heads, prompt, size)
-        self.own = like.new_zeros(2, config.num_hidden_layers, rows, heads, answer, size)
+        self.prompt = _zeros(like, (2, config.num_hidden_layers, slots, heads, prompt, size))
+        self.own = _zeros(like, (2, config.num_hidden_layers, rows, heads, answer, size))
         self.prompt_keys, self.prompt_values = (part.unbind(0) for part in self.prompt)
         self.own_keys, self.own_values = (part.unbind(0) for part in self.own)
         self.device = like.device
@@ -82,6 +84,16 @@ class Cache:
     def move(self, source: int, target: int, length: int) -> None:
         """Copy row `source` to row `target`, to fill the hole of a finished row."""
         self.own[:, :, target, :, :length] = self.own[:, :, source, :, :length]
+
+
+def _zeros(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """As `like.new_zeros(shape)`. On CPU, the system gives a page when it is first written, so that places
+    past the end of a prompt or an answer take no memory.
+    """
+    if like.device.type != "cpu":
+        return like.new_zeros(shape)
+    pages = mmap.mmap(-1, math.prod(shape) * like.element_size())
+    return torch.frombuffer(pages, dtype=like.dtype).view(*shape)
 
 
 class DecodePlan:

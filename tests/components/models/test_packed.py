@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +20,7 @@ from ratchet.components.models.logprobs import chosen_logprobs
 from ratchet.components.training.packing import pack
 from ratchet.components.types import Group, Prompt, Trajectory
 
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 SIZES = dict(
     vocab_size=61,
     hidden_size=32,
@@ -203,6 +206,24 @@ def test_chosen_logprobs_are_log_softmax_with_its_gradient(
         return (first, second) if entropy else first
 
     assert torch.autograd.gradcheck(both, inputs)
+
+
+@pytest.mark.skipif(
+    HUGE_PAGES.exists() and "[always]" in HUGE_PAGES.read_text(), reason="every page here is of 2 MB"
+)
+def test_places_past_the_end_of_a_prompt_take_no_memory() -> None:
+    """Of 800 MB for texts of 1,024 tokens, one page for the first token of each is in memory."""
+
+    def resident() -> float:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    config = LlamaConfig(num_key_value_heads=3, head_dim=64, num_hidden_layers=4)
+    like = SimpleNamespace(config=config, parameters=lambda: iter([torch.zeros(1)]))
+    before = resident()
+    cache = Cache(like, slots=64, prompt=1024, rows=64, answer=1024)
+    cache.prompt[..., 0, :] = cache.own[..., 0, :] = 1
+    assert not cache.prompt[..., 1023, :].any() and not cache.own[..., 1023, :].any()
+    assert resident() - before < 100, "MB"
 
 
 @pytest.mark.parametrize("slots", [(0, 1), (1, 2), (0, 2), (0, 3), (3,), (0, 1, 2, 3)])
