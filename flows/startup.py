@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from ratchet.components.errors import ServiceError
 from ratchet.tasks.process.prefect_server import STARTUP, start
 
 
@@ -27,7 +28,10 @@ def set_environment_defaults(home: Path) -> None:
     }
     if "PREFECT_API_URL" not in os.environ:
         folder = (home / "prefect").resolve()
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ServiceError(f"--home {home}: no folder can be made there: {error.strerror}") from None
         defaults["PREFECT_HOME"] = str(folder)
     for name, value in defaults.items():
         os.environ.setdefault(name, value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isnan, nan
+from math import inf, isnan, nan
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -11,26 +11,41 @@ from ratchet.components.errors import RecipeError
 from ratchet.flows.display import print_facts, table_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ratchet.components.estimates.cost import Cost
     from ratchet.tasks.pipeline import Pipeline
 
 
 def check_fits(pipeline: Pipeline) -> None:
     """`RecipeError` if the profile has too little memory. Skipped while the model's size is unknown."""
-    from ratchet.components.estimates.capacity import check_capacity
-    from ratchet.tasks.machine.calibration import costs_of, memory_and_free_disk, model_shape
+    from ratchet.tasks.machine.calibration import costs_of, model_shape
 
     try:
         model_shape(pipeline)
     except RecipeError:
         return  # not downloaded yet: the size is unknown
     costs, _, _ = costs_of(pipeline, measured=False)
-    check_capacity(pipeline.profile, costs, memory_and_free_disk(pipeline.store.home))
+    _refuse_too_large(pipeline, costs)
+
+
+def _refuse_too_large(pipeline: Pipeline, costs: Sequence[Cost]) -> None:
+    """`RecipeError` if the profile has too little memory, or the machine too little disk. Where the memory is
+    that of the machine, the data are curated first: until then every text has the greatest length that the
+    recipe allows, which may be far too much.
+    """
+    from ratchet.components.estimates.capacity import check_capacity
+    from ratchet.tasks.machine.calibration import memory_and_free_disk
+
+    memory, disk = memory_and_free_disk(pipeline.store.home)
+    known = pipeline.store.get("curated", pipeline.stages["curated"].key) is not None
+    check_capacity(pipeline.profile, costs, (memory if known else inf, disk))
 
 
 def print_estimate(console: Console, pipeline: Pipeline) -> None:
     """Print the table and its sums. `RecipeError` after it if the profile has too little memory."""
-    from ratchet.components.estimates.capacity import check_capacity, gb
-    from ratchet.tasks.machine.calibration import costs_of, memory_and_free_disk, observed
+    from ratchet.components.estimates.capacity import gb
+    from ratchet.tasks.machine.calibration import costs_of, observed
 
     costs, rates, shape = costs_of(pipeline, measured=True)
     hardware, seen = pipeline.profile.hardware, observed(pipeline)
@@ -68,7 +83,7 @@ def print_estimate(console: Console, pipeline: Pipeline) -> None:
         "rates": _rates(rates, hardware),
     }
     print_facts(console, lines.items())
-    check_capacity(pipeline.profile, costs, memory_and_free_disk(pipeline.store.home))
+    _refuse_too_large(pipeline, costs)
 
 
 def _tokens(count: float) -> str:

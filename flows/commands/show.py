@@ -69,13 +69,18 @@ def print_outcome(console: Console, summary: Mapping[str, Any], currency: str = 
         (
             "drift",
             f"{kind} against {drift['against']}: "
-            + ("; ".join(drift["moved"]) or f"none in {len(drift['compared'])} comparisons"),
+            + ("; ".join(drift["moved"]) or _no_drift(len(drift["compared"]))),
         )
         for kind, drift in summary["drift"].items()
     ]
-    spent = [("spent", describe_spending(summary["spent"], currency))] if summary["spent"] else []
+    spent = f"{describe_spending(summary['spent'], currency)}, by all stages, kept ones included"
+    spent = [("spent", spent)] if summary["spent"] else []
     report = [("report", summary["report"])] if summary["report"] else []
     print_facts(console, [*lines_of(summary), *spent, *drift, *report])
+
+
+def _no_drift(compared: int) -> str:
+    return f"none in {compared} comparisons" if compared else "the same data, or no figure that both have"
 
 
 def _when(started: str | None) -> str:

@@ -11,11 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 import ratchet
-from ratchet.components.errors import RatchetError, RecipeError, SourceError
+from ratchet.components.errors import RatchetError, RecipeError, ServiceError, SourceError
 from ratchet.components.recipes.check_data import check_files
 from ratchet.components.recipes.recipe import load
 from ratchet.flows import cli
 from ratchet.flows.cli import app
+from ratchet.flows.startup import set_environment_defaults
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.tracking.server import tracking_uri
 
@@ -105,6 +106,15 @@ def test_a_home_that_a_database_address_cannot_name_is_refused(
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(RecipeError, match=r"--home .*: got a path with '\?'"):
         tracking_uri(tmp_path / "a?b")
+
+
+def test_a_home_where_no_folder_can_be_made_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ServiceError, match=r"--home .*file: no folder can be made there"):
+        set_environment_defaults(tmp_path / "file")
 
 
 @pytest.mark.parametrize(("command", "resumes"), [("run", True), ("stage", True), ("export", False)])

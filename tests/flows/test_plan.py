@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from ratchet.components.errors import RecipeError
 from ratchet.components.recipes.recipe import load
 from ratchet.flows.cli import app
+from ratchet.flows.commands.estimate import check_fits
 from ratchet.flows.commands.plan import sizes
+from ratchet.tasks.pipeline import Pipeline
 
 DEVICE = {"training ranks": "1", "tokens per forward pass and rank": "2048"}
 
@@ -31,6 +34,24 @@ def test_a_recipe_that_trains_nothing_is_planned_and_estimated(tmp_path: Path) -
     assert "12 to do" in CliRunner().invoke(app, ask, catch_exceptions=False).output
     stated = CliRunner().invoke(app, [*ask, "--estimate", "--profile", "gpu"], catch_exceptions=False).output
     assert "sampled tokens a second, computed from the profile's figures" in stated
+
+
+def test_a_machine_is_too_small_only_once_the_length_of_the_texts_is_known(
+    tiny_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, each has the greatest length of the recipe, and 8 GB would be refused for `instruct`."""
+    memory, disk = 0.6e9, 1e12
+    monkeypatch.setattr("ratchet.tasks.machine.calibration.memory_and_free_disk", lambda home: (memory, disk))
+    unknown = Pipeline.open("sft", home=tmp_path, profile="test")
+    check_fits(unknown)
+    known = Pipeline.open("sft", home=tiny_home, profile="test")
+    for name in ("raw", "drafts", "curated"):
+        known.make(name)
+    with pytest.raises(RecipeError, match="cannot run stage"):
+        check_fits(known)
+    memory, disk = 1e12, 0.0
+    with pytest.raises(RecipeError, match="of disk"):
+        check_fits(unknown)
 
 
 @pytest.mark.parametrize(
