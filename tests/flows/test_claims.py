@@ -363,7 +363,8 @@ def test_the_page_has_what_every_claim_states_and_the_counts_of_its_check() -> N
     rows = {row.split("`")[1]: row for row in claim_records.stated(read()).splitlines()[2:]}
     assert set(rows) == set(claim_records.claiming())
     assert "| updates: 15 and 15 of spo_reward_model |" in rows["spo"]
-    assert rows["entropy_bonus"].endswith(" of sentiment_rloo | neither |")
+    searched = "same search on both: a third of the learning rate and three times it, at seed 100"
+    assert rows["entropy_bonus"].endswith(f" of sentiment_rloo | {searched} |")
 
 
 @pytest.mark.parametrize("name", [name for name, one in written().items() if one.claim and one.claim.counted])
