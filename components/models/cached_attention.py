@@ -88,12 +88,13 @@ class Cache:
 
 def _zeros(like: Tensor, shape: Sequence[int]) -> Tensor:
     """As `like.new_zeros(shape)`. On CPU, the system gives a page when it is first written, so that places
-    past the end of a prompt or an answer take no memory.
+    past the end of a prompt or an answer take no memory. Reading them takes none either, which needs a
+    private mapping.
     """
     if like.device.type != "cpu":
         return like.new_zeros(shape)
-    pages = mmap.mmap(-1, math.prod(shape) * like.element_size())
-    return torch.frombuffer(pages, dtype=like.dtype).view(*shape)
+    size, private = math.prod(shape) * like.element_size(), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return torch.frombuffer(mmap.mmap(-1, size, flags=private), dtype=like.dtype).view(*shape)
 
 
 class DecodePlan:

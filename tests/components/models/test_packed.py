@@ -222,7 +222,11 @@ def test_places_past_the_end_of_a_prompt_take_no_memory() -> None:
     before = resident()
     cache = Cache(like, slots=64, prompt=1024, rows=64, answer=1024)
     cache.prompt[..., 0, :] = cache.own[..., 0, :] = 1
-    assert not cache.prompt[..., 1023, :].any() and not cache.own[..., 1023, :].any()
+    for part in (
+        cache.prompt,
+        cache.own,
+    ):  # attention reads all places; those that were not written stay free
+        assert part[..., 1:, :].sum() == 0
     assert resident() - before < 100, "MB"
 
 
