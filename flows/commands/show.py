@@ -66,12 +66,8 @@ def print_outcome(console: Console, summary: Mapping[str, Any], currency: str = 
     from ratchet.tasks.tracking.spending import describe_spending
 
     drift = [
-        (
-            "drift",
-            f"{kind} against {drift['against']}: "
-            + ("; ".join(drift["moved"]) or _no_drift(len(drift["compared"]))),
-        )
-        for kind, drift in summary["drift"].items()
+        ("drift", f"{kind} against {found['against']}: {_drift(kind, found)}")
+        for kind, found in summary["drift"].items()
     ]
     spent = f"{describe_spending(summary['spent'], currency)}, by all stages, kept ones included"
     spent = [("spent", spent)] if summary["spent"] else []
@@ -79,8 +75,13 @@ def print_outcome(console: Console, summary: Mapping[str, Any], currency: str = 
     print_facts(console, [*lines_of(summary), *spent, *drift, *report])
 
 
-def _no_drift(compared: int) -> str:
-    return f"none in {compared} comparisons" if compared else "the same data, or no figure that both have"
+def _drift(kind: str, found: Mapping[str, Any]) -> str:
+    """What moved; data that are the same ones are not compared."""
+    if found["moved"]:
+        return "; ".join(found["moved"])
+    if found["compared"]:
+        return f"none in {len(found['compared'])} comparisons"
+    return "the same data" if kind == "data" else "no score that both have"
 
 
 def _when(started: str | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from ratchet.components.recipes.plan import Stage
 from ratchet.components.types import Artifact
 from ratchet.flows.cli import app
 from ratchet.flows.commands.plan import print_plan
+from ratchet.flows.commands.show import print_outcome
 from ratchet.flows.display import Display, open_console
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.tracking.outcome import numbers_of, record_counts, stage_headline
@@ -179,3 +181,26 @@ def test_time_left_needs_more_than_one_unit_and_ends_with_the_last(
         "demonstrated: 10 of 3936 answers  2 s each, 2:10:52 left",
         "demonstrated: 3936 of 3936 answers  3.94/s, finishing",
     ]
+
+
+def test_an_outcome_says_what_was_spent_and_why_nothing_was_compared() -> None:
+    nothing = {"against": "other", "moved": [], "compared": []}
+    known = {
+        "drift": {"data": nothing, "results": nothing},
+        "spent": {"hours": 2.0},
+        "gates": [],
+        "registered": {},
+        "not_required": [],
+        "state": "done",
+    }
+    console = Console(file=io.StringIO(), width=200)
+    print_outcome(console, defaultdict(str, known))
+    text = console.file.getvalue()
+    assert "data against other: the same data" in text and "results against other: no score" in text
+    assert "2 hours, by all stages, kept ones included" in text
+    moved = {"against": "other", "moved": ["mean length moved"], "compared": [{}, {}]}
+    still = {**moved, "moved": []}
+    print_outcome(console, defaultdict(str, known, drift={"data": moved, "results": still}))
+    text = console.file.getvalue()
+    assert "data against other: mean length moved" in text
+    assert "results against other: none in 2 comparisons" in text
