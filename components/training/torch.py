@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ratchet.components.errors import ContractError, TrainingError
-from ratchet.components.models.device import here, to_device
+from ratchet.components.models.device import here, return_free_memory, to_device
 from ratchet.components.models.families import is_family
 from ratchet.components.models.forward import model_outputs
 from ratchet.components.models.layers import language_model
@@ -190,6 +190,7 @@ class TorchLearner:
         if self.head is not None:
             del self.head.main_grad
             self.head = None
+        return_free_memory()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Load a `state`. `ContractError` if its parameters are those of another adapter or model."""

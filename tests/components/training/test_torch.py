@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from ratchet.components.models.tiny import train_tiny
 from ratchet.components.pieces.adapters.lora import lora
 from ratchet.components.pieces.adapters.steer import steer
 from ratchet.components.pieces.adapters.top_layers import top_layers
+from ratchet.components.training import torch as torch_learner
 from ratchet.components.training.packing import pack
 from ratchet.components.training.roles import Follower
 from ratchet.components.training.torch import TorchLearner, rate
@@ -193,7 +196,9 @@ def test_values_start_at_zero_learn_and_are_saved(tiny: Path, tmp_path: Path) ->
     torch.testing.assert_close(again(batch(), outputs).values.detach(), learned, atol=1e-6, rtol=0)
 
 
-def test_moments_and_gradients_are_freed_after_training(tiny: Path) -> None:
+def test_moments_and_gradients_are_freed_after_training(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    returned: list[bool] = []
+    monkeypatch.setattr(torch_learner, "return_free_memory", lambda: returned.append(True))
     learner = TorchLearner(tiny)
     update(learner)
     learner.backward(-learner(batch(), OUTPUTS).logprobs.sum())
@@ -206,7 +211,22 @@ def test_moments_and_gradients_are_freed_after_training(tiny: Path) -> None:
     tensors += [weakref.ref(p.grad) for p in learner.parameters.values() if p.grad is not None]
     assert len(tensors) == 3 * len(learner.parameters) and all(one() is not None for one in tensors)
     learner.release_optimiser()
-    assert [one() for one in tensors] == [None] * len(tensors)
+    assert [one() for one in tensors] == [None] * len(tensors) and returned
+
+
+def test_freed_memory_returns_to_the_system_after_training() -> None:
+    """300 blocks of 1 MB, with one in use after them, as the C library would keep."""
+    code = (
+        "import torch; from pathlib import Path; from ratchet.components.models import device\n"
+        "def resident(): return int(Path('/proc/self/statm').read_text().split()[1]) / 256\n"
+        "torch.ones(6_000_000); before = resident()\n"
+        "blocks = [torch.ones(250_000) for _ in range(300)]; last = torch.ones(250_000); del blocks\n"
+        "kept = resident() - before; device.return_free_memory(); print(kept, resident() - before)"
+    )
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True)
+    kept, left = map(float, done.stdout.split())
+    assert kept > 250 and left < 50, "MB"
 
 
 def test_learning_rate_schedule_by_hand() -> None:
