@@ -27,7 +27,7 @@ from ratchet.components.types import (
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, dtype
     from torch.nn import Module
 
     from ratchet.components.text.contract import Contract
@@ -215,7 +215,11 @@ class Learner(Memory, Protocol):
         """
         ...
 
-    def save(self, path: Path) -> None: ...
+    def save(self, path: Path, *, precision: dtype = ..., each_machine: bool = False) -> None:
+        """Save a model directory with weights in `precision` (float32), from rank 0 or, as `path` is another
+        folder on each machine, from the first rank of each.
+        """
+        ...
 
 
 class Adapter(Protocol):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
 
@@ -46,37 +45,6 @@ def engine_of(profile: Mapping[str, Any], path: Path, kind: Kind = "policy") -> 
     if profile["engine"] == "torch" or kind == "reward":
         return _torch(profile, path, kind)
     return SplitEngine(profile, path, kind)
-
-
-def live_engine(
-    profile: Mapping[str, Any], learner: Any, folder: Path, kind: Kind
-) -> tuple[ModelEngine, Callable[[], None]]:
-    """An engine with a learner's weights, and a function that follows them after an update. The built-in
-    engine, and that of models of arrays, share the weights of a learner in this process, in float32; others
-    reload a model directory in `folder`.
-    """
-    from ratchet.components.inference.arrays import ArrayEngine
-    from ratchet.components.inference.torch import TorchEngine
-    from ratchet.components.models.device import inference_dtype
-    from ratchet.components.models.families import is_family
-
-    exact = str(inference_dtype(profile["precision"])) == "torch.float32"
-    if hasattr(learner, "merged") and is_family(learner.model):
-        engine = ArrayEngine.following(learner)
-        return engine, functools.partial(engine.follow, learner)  # pyright: ignore[reportReturnType]
-    if profile["engine"] == "torch" and exact and hasattr(learner, "merged"):
-        engine = TorchEngine.following(
-            learner, rows=profile["max_num_seqs"], tokens=profile["tokens_per_microbatch"]
-        )
-        return engine, functools.partial(engine.follow, learner)
-    learner.save(folder)
-    other = engine_of(profile, folder, kind)
-
-    def reload() -> None:
-        learner.save(folder)
-        other.load(folder)
-
-    return other, reload
 
 
 def ready(profile: Mapping[str, Any]) -> None:
@@ -123,12 +91,12 @@ class SplitEngine(Codec):
         self.sampler, self._scorer = sampler(profile, path), None
         self.path, self._agreed = Path(path), False
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Path, weights: str = "") -> None:
         """Load the weights of a model directory into both engines."""
         self.path, self._agreed = Path(path), False
-        self.sampler.load(path)
+        self.sampler.load(path, weights)
         if self._scorer:
-            self._scorer.load(path)
+            self._scorer.load(path, weights)
 
     @property
     def scorer(self) -> TorchEngine:

@@ -27,13 +27,15 @@ from typing import Any, final
 
 from ratchet.components.errors import ContractError, ServiceError
 from ratchet.components.inference.vllm import Answer
-from ratchet.components.inference.vllm_arguments import check_lengths, engine_arguments
-from ratchet.components.inference.vllm_weights import shape
-from ratchet.components.models.load import trusted
+from ratchet.components.inference.vllm_arguments import check_lengths, server_command, server_environment
+from ratchet.components.inference.vllm_weights import fits, shape, update
 from ratchet.components.stages.progress import advance
 
 TRIES = 5
 """Attempts per row if its answer was lost or came from other weights."""
+
+LOADING = ("/collective_rpc", "/start_weight_update", "/update_weights", "/finish_weight_update")
+"""Requests that load weights: an error of theirs would come again."""
 
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through a web proxy
 
@@ -64,19 +66,26 @@ class Server:
         self.url: str | None = options["server"].rstrip("/") if options["server"] else None
         self.key = os.environ.get("VLLM_API_KEY", "")
         self.child: subprocess.Popen[bytes] | None = None
-        self.path: Path | None = None
+        self.model: Path | None = None
+        self.path = Path()
         self.shape: dict[str, Any] = {}
         self.weights = ""
         self.refreshed = self.answered = False
 
+    def takes(self, path: Path) -> bool:
+        """A server started here takes weights from files in memory, others reload a directory."""
+        return bool(self.options["python"]) and self.model is not None and fits(self.shape, path)
+
     def load(self, path: Path, weights: str) -> None:
         """Set the weights for the next `answer`, which loads them."""
-        if self.shape and self.shape != shape(path):
+        if self.shape and not fits(self.shape, path):
             raise ContractError(
                 f"{path}: its architecture differs from the model in the vLLM server, which can refresh "
                 "weights only; restart the server with this model"
             )
-        self.path, self.weights, self.shape, self.refreshed = path.resolve(), weights, shape(path), False
+        if not self.takes(path):
+            self.model, self.shape = path.resolve(), shape(path)
+        self.path, self.weights, self.refreshed = path.resolve(), weights, False
 
     def answer(self, rows: Sequence[Sequence[int]], params: Sequence[Mapping[str, Any]]) -> list[Answer]:
         """One answer per row, all from the weights loaded last."""
@@ -174,7 +183,7 @@ class Server:
         self._start()
 
     def _refresh(self) -> None:
-        """Reload the weights in place while requests are paused, and reset the prefix cache."""
+        """Load the weights in place while requests are paused, and reset the prefix cache."""
         if (
             self._get("/weight_info")["weight_version"] == self.weights
             and not self._get("/is_paused")["is_paused"]
@@ -182,10 +191,15 @@ class Server:
             return  # a paused server lost its client during an update
         self._post("/pause?mode=wait", {})
         try:
-            self._post(
-                "/collective_rpc",
-                {"method": "reload_weights", "kwargs": {"weights_path": str(self.path)}},
-            )
+            if self.options["python"]:
+                self._post("/start_weight_update", {})
+                self._post("/update_weights", {"update_info": update(self.path)})
+                self._post("/finish_weight_update", {})
+            else:
+                self._post(
+                    "/collective_rpc",
+                    {"method": "reload_weights", "kwargs": {"weights_path": str(self.path)}},
+                )
             self._post("/reset_prefix_cache", {})
             self._post("/update_weight_version", {"new_version": self.weights})
         finally:
@@ -199,41 +213,11 @@ class Server:
             port = probe.getsockname()[1]
         self.url, self.refreshed = f"http://127.0.0.1:{port}", False
         self.answered = False
-        arguments = [
-            f"--{name.replace('_', '-')}" if value is True else f"--{name.replace('_', '-')}={value}"
-            for name, value in engine_arguments(self.options, self.rows).items()
-            if value is not False
-        ]
-        served = [
-            self.options["python"],
-            "-m",
-            "vllm.entrypoints.openai.api_server",
-            "--model",
-            str(self.path),
-            "--served-model-name",
-            "policy",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-            "--enable-scale-out",
-            "--disable-log-stats",
-            "--disable-uvicorn-access-log",
-            *arguments,
-            *(["--trust-remote-code"] if self.path and trusted(self.path) else []),
-        ]
-        environment = {
-            **os.environ,
-            "VLLM_SERVER_DEV_MODE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
-        }
-        environment.pop("PYTHONPATH", None)  # our path must not shadow that environment
+        assert self.model is not None
+        served = server_command(self.options, self.rows, self.model, port)
         self.child = subprocess.Popen(
             [sys.executable, "-c", PARENT_DEATH_LAUNCHER, str(os.getpid()), *served],
-            env=environment,
+            env=server_environment(),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
@@ -266,7 +250,7 @@ class Server:
                     "with --enable-scale-out (takes token ids) and VLLM_SERVER_DEV_MODE=1 (loads weights)"
                 ) from None
             if error.code in (408, 429, 502, 503, 504) or (
-                error.code == 500 and "collective_rpc" not in request.selector
+                error.code == 500 and request.selector not in LOADING
             ):
                 raise ServerUnavailable(f"{request.selector}: HTTP {error.code}: {body}") from None
             key = "; set VLLM_API_KEY to the server's key" if error.code == 401 else ""

@@ -58,14 +58,16 @@ class TorchEngine(Codec):
         self.dtype = inference_dtype(precision)
         self.load(path)
 
-    def load(self, path: Path) -> None:
-        """Load the weights of a model directory. `ContractError` if its tokenizer cannot be used."""
+    def load(self, path: Path, weights: str = "") -> None:
+        """Load the weights of a model directory; `weights`: their digest, if it is known. `ContractError` if
+        its tokenizer cannot be used.
+        """
         path = Path(path)
         self.model: Any = None  # free the old weights first: a GPU need not hold both
         self.model = to_device(load_model(path, self.kind, dtype=self.dtype)).requires_grad_(False)
         self._read_by(load_tokenizer(path))
         self.render = encode_whole if self.kind == "reward" and is_published(path) else encode
-        self.weights = weights_digest(path)
+        self.weights = weights or weights_digest(path)
 
     @classmethod
     def following(cls, learner: Any, *, rows: int = 64, tokens: int = SCORE_TOKENS) -> TorchEngine:

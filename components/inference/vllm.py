@@ -21,7 +21,7 @@ from ratchet.components.errors import ContractError
 from ratchet.components.inference.decoding import check_requests
 from ratchet.components.inference.torch import weights_digest
 from ratchet.components.inference.vllm_arguments import check_lengths, engine_arguments, parameters
-from ratchet.components.inference.vllm_weights import shape, untied
+from ratchet.components.inference.vllm_weights import EXTENSION, TRANSFER, WORKER, fits, shape, untied, update
 from ratchet.components.models.images import takes_images
 from ratchet.components.models.load import load_tokenizer, trusted
 from ratchet.components.models.reward import is_reward_model
@@ -62,8 +62,13 @@ class Answer:
 
 
 class Backend(Protocol):
-    """Interface to a vLLM instance. `answer` generates with the weights loaded last."""
+    """Interface to a vLLM instance. `answer` generates with the weights loaded last.
 
+    `takes`: whether vLLM takes the weights of a directory in place, from its files. Otherwise `load` gets a
+    directory that vLLM can start with.
+    """
+
+    def takes(self, path: Path) -> bool: ...
     def load(self, path: Path, weights: str) -> None: ...
     def answer(self, rows: Sequence[Sequence[int]], params: Sequence[Mapping[str, Any]]) -> list[Answer]: ...
     def close(self) -> None: ...
@@ -87,8 +92,10 @@ class VllmEngine(Codec):
         self.view: tempfile.TemporaryDirectory | None = None
         self.load(path)
 
-    def load(self, path: Path) -> None:
-        """Load the weights of a model directory, in place. `ContractError` for a reward model."""
+    def load(self, path: Path, weights: str = "") -> None:
+        """Load the weights of a model directory, in place; `weights`: their digest, if it is known.
+        `ContractError` for a reward model.
+        """
         path = Path(path)
         if is_reward_model(path):
             raise ContractError(
@@ -97,7 +104,9 @@ class VllmEngine(Codec):
         if takes_images(path):
             raise ContractError(f"{path}: a vision-language model is sampled with `profile.engine: torch`")
         self.tokenizer, self.contract = load_tokenizer(path), contract_of(path)
-        self.weights = weights_digest(path)
+        self.weights = weights or weights_digest(path)
+        if self.backend.takes(path):
+            return self.backend.load(path, self.weights)
         view = untied(path, self.scratch) if self.untie else None
         self.backend.load(Path(view.name) if view else path, self.weights)
         self.view = view  # drops the previous temporary directory
@@ -166,14 +175,20 @@ class InProcess:
     def __init__(self, options: Mapping[str, Any], *, rows: int) -> None:
         require_vllm()
         self.arguments = engine_arguments(options, rows)
-        self.path: Path | None = None
+        self.model = self.path = Path()
         self.weights = self.loaded = ""
         self.shape: dict[str, Any] = {}
         self.llm: Any = None
         self.ending: weakref.finalize | None = None
 
+    def takes(self, path: Path) -> bool:
+        return self.llm is not None and fits(self.shape, path)
+
     def load(self, path: Path, weights: str) -> None:
         """Set the weights for the next `answer`, which loads them; loading twice costs once."""
+        if not self.takes(path):
+            self.close()
+            self.model = path
         self.path, self.weights = path, weights
 
     def answer(self, rows: Sequence[Sequence[int]], params: Sequence[Mapping[str, Any]]) -> list[Answer]:
@@ -201,30 +216,34 @@ class InProcess:
             self.ending = None
 
     def _refresh(self) -> None:
-        assert self.path is not None
+        self.llm = self.llm or self._start()
         if self.loaded == self.weights:
             return
-        if self.llm is not None and self.shape != shape(self.path):
-            self.close()
-        if self.llm is None:
-            from vllm import LLM  # pyright: ignore[reportAttributeAccessIssue]
-
-            self.llm = LLM(
-                model=str(self.path),
-                trust_remote_code=trusted(self.path),
-                skip_tokenizer_init=True,
-                disable_log_stats=True,
-                **self.arguments,
+        self.llm.start_weight_update()
+        self.llm.update_weights({"update_info": update(self.path)})
+        self.llm.finish_weight_update(self.weights)
+        if not self.llm.reset_prefix_cache():
+            raise ContractError(
+                "vLLM could not reset its prefix cache after a weight update: requests are still running"
             )
-            self.ending = weakref.finalize(self, _end, self.llm.llm_engine)
-            self.shape = shape(self.path)
-        else:
-            self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(self.path)})
-            if not self.llm.reset_prefix_cache():
-                raise ContractError(
-                    "vLLM could not reset its prefix cache after a weight update: requests are still running"
-                )
         self.loaded = self.weights
+
+    def _start(self) -> Any:
+        from vllm import LLM  # pyright: ignore[reportAttributeAccessIssue]
+
+        llm = LLM(
+            model=str(self.model),
+            trust_remote_code=trusted(self.model),
+            skip_tokenizer_init=True,
+            disable_log_stats=True,
+            worker_extension_cls=f"ratchet.components.inference.{WORKER.name}.{EXTENSION}",
+            weight_transfer_config=TRANSFER,
+            **self.arguments,
+        )
+        self.ending = weakref.finalize(self, _end, llm.llm_engine)
+        self.shape = shape(self.model)
+        self.loaded = self.weights if self.model == self.path else ""
+        return llm
 
 
 def _end(engine: LLMEngine) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ratchet.components.errors import ContractError
+from ratchet.components.inference.vllm_weights import EXTENSION, TRANSFER, WORKER
+from ratchet.components.models.load import trusted
 from ratchet.components.types import Request
 
 
@@ -47,6 +52,44 @@ def engine_arguments(options: Mapping[str, Any], rows: int) -> dict[str, Any]:
         # share that must be free at start; a trainer may already hold most of the GPU
         arguments["gpu_memory_utilization"] = 0.01
     return arguments
+
+
+def server_command(options: Mapping[str, Any], rows: int, model: Path, port: int) -> list[str]:
+    """Command of a server of this machine, in the environment whose python is `options["python"]`."""
+    arguments = [
+        f"--{name.replace('_', '-')}" if value is True else f"--{name.replace('_', '-')}={value}"
+        for name, value in engine_arguments(options, rows).items()
+        if value is not False
+    ]
+    return [
+        options["python"],
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        f"--model={model}",
+        "--served-model-name=policy",
+        "--host=127.0.0.1",
+        f"--port={port}",
+        "--enable-scale-out",
+        "--disable-log-stats",
+        "--disable-uvicorn-access-log",
+        f"--worker-extension-cls={EXTENSION}",
+        f"--weight-transfer-config={json.dumps(TRANSFER)}",
+        *arguments,
+        *(["--trust-remote-code"] if trusted(model) else []),
+    ]
+
+
+def server_environment() -> dict[str, str]:
+    """Environment variables of that server: those of this process, but for its modules."""
+    return {
+        **os.environ,
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+        "PYTHONPATH": str(WORKER),
+    }
 
 
 def check_lengths(rows: Sequence[Sequence[int]], params: Sequence[Mapping[str, Any]], limit: int) -> None:

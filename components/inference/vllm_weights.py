@@ -1,4 +1,6 @@
-"""Model directories as vLLM can refresh them: untied output layers, and what must stay equal."""
+"""Model directories as vLLM can refresh them: untied output layers, what must stay equal, and the transfer of
+weights to a running vLLM.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,13 @@ from typing import Any
 from ratchet.components.errors import ContractError
 
 INDEX = "model.safetensors.index.json"
+TIED = "tie_word_embeddings"
+WORKER = Path(__file__).with_name("vllm_worker")
+"""Folder on the PYTHONPATH of vLLM's workers, with the weight transfer that they run."""
+EXTENSION = "ratchet_weights.Registration"
+"""vLLM's `worker_extension_cls` within that folder."""
+TRANSFER = {"backend": "ratchet_files"}
+"""vLLM's `weight_transfer_config`."""
 
 
 def untied(path: Path, scratch: str | None) -> tempfile.TemporaryDirectory | None:
@@ -23,7 +32,7 @@ def untied(path: Path, scratch: str | None) -> tempfile.TemporaryDirectory | Non
     from safetensors.torch import save_file
 
     config = json.loads((path / "config.json").read_text())
-    if not config.get("tie_word_embeddings"):
+    if not config.get(TIED):
         return None
     view = tempfile.TemporaryDirectory(prefix="vllm-", dir=scratch)
     inside = Path(view.name)
@@ -43,7 +52,7 @@ def untied(path: Path, scratch: str | None) -> tempfile.TemporaryDirectory | Non
                         shared = weights.get_tensor(key)
     if shared is None:
         raise ContractError(
-            f"{path}: config.json has `tie_word_embeddings`, but no weight named `embed_tokens.weight` "
+            f"{path}: config.json has `{TIED}`, but no weight named `embed_tokens.weight` "
             "was found; "
             "on a GPU, set `vllm.untie: false` in the profile"
         )
@@ -52,7 +61,7 @@ def untied(path: Path, scratch: str | None) -> tempfile.TemporaryDirectory | Non
     (inside / INDEX).write_text(
         json.dumps({"metadata": {}, "weight_map": {**places, "lm_head.weight": "part-lm_head.safetensors"}})
     )
-    (inside / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    (inside / "config.json").write_text(json.dumps({**config, TIED: False}))
     return view
 
 
@@ -66,3 +75,16 @@ def shape(path: Path) -> dict[str, Any]:
         for k, v in config.items()
         if k not in ("transformers_version", "_name_or_path", "dtype", "torch_dtype")
     }
+
+
+def fits(served: dict[str, Any], path: Path) -> bool:
+    """Whether a vLLM that was started with a model of the shape `served` takes the weights of a directory:
+    the shapes are equal, but an output layer served apart from the input embedding may be tied to it.
+    """
+    new = shape(path)
+    return served == (new if served.get(TIED) else {**new, TIED: served.get(TIED)})
+
+
+def update(path: Path) -> dict[str, Any]:
+    """vLLM's `update_info` for the weights of a directory."""
+    return {"files": [str(file) for file in sorted(path.glob("*.safetensors"))]}

@@ -36,6 +36,17 @@ def inference_dtype(precision: str) -> torch.dtype:
     return torch.float32 if here().type == "cpu" else getattr(torch, precision)
 
 
+def weights_in(model: nn.Module, dtype: torch.dtype) -> dict[str, torch.Tensor] | None:
+    """The weights in another precision than float32, in which models are trained; None for float32. Tied
+    weights stay one tensor, which transformers writes once.
+    """
+    if dtype == torch.float32:
+        return None
+    weights = model.state_dict()
+    rounded = {w.data_ptr(): w.to(dtype) if w.is_floating_point() else w for w in weights.values()}
+    return {name: rounded[w.data_ptr()] for name, w in weights.items()}
+
+
 @contextmanager
 def distinct_writes() -> Iterator[None]:
     """Context (or decorator) of operations that write every place once: on a GPU, torch's deterministic

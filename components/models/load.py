@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from torch import nn
 
 from ratchet.components.errors import SourceError
 from ratchet.components.models.attention import register
+from ratchet.components.models.device import weights_in
 from ratchet.components.models.families import is_family, load_family, save_family
 from ratchet.components.models.images import load_image_processor, mark_tokenizer, takes_images
 from ratchet.components.models.products import speed_up
@@ -203,9 +203,11 @@ def _deepspeed_left_out() -> Iterator[None]:
         other.is_deepspeed_available = there
 
 
-def save_model(model: nn.Module, tokenizer: Tokenizer, path: Path) -> None:
-    """Save a Hugging Face directory. Files are replaced atomically, so processes that memory-map the old
-    weights keep reading them.
+def save_model(
+    model: nn.Module, tokenizer: Tokenizer, path: Path, dtype: torch.dtype = torch.float32
+) -> None:
+    """Save a Hugging Face directory with weights in `dtype`. Files are replaced atomically, so processes that
+    memory-map the old weights keep reading them.
     """
     if is_family(model):
         return save_family(model, path)
@@ -218,7 +220,7 @@ def save_model(model: nn.Module, tokenizer: Tokenizer, path: Path) -> None:
         plain.config._attn_implementation = "sdpa"
         try:
             with _deepspeed_left_out():
-                plain.save_pretrained(beside)
+                plain.save_pretrained(beside, state_dict=weights_in(plain, dtype))
         finally:
             plain.config._attn_implementation = implementation
         if isinstance(model, PolicyWithValue):
@@ -234,7 +236,7 @@ def save_model(model: nn.Module, tokenizer: Tokenizer, path: Path) -> None:
             )
         for file in sorted(beside.iterdir()):
             file.chmod(0o644)  # safetensors creates files with mode 0600
-            os.replace(file, path / file.name)
+            file.replace(path / file.name)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
@@ -269,8 +271,7 @@ def load_from(auto: Any, path: Path, attention: str, dtype: torch.dtype, **optio
     if trusted(path) and own and auto.__name__ not in own:
         raise SourceError(
             f"{path}: its code has no {auto.__name__} (auto_map has {', '.join(sorted(own))}); add one, "
-            "or use a model "
-            "supported by transformers"
+            "or use a model supported by transformers"
         )
     if attention == "ratchet":
         register()

@@ -10,7 +10,8 @@ from typing import Any, final
 from ratchet.components.data.groups import read_groups, write_groups
 from ratchet.components.errors import DataError
 from ratchet.components.inference.agreement import fresh
-from ratchet.components.inference.choose import engine_of, live_engine
+from ratchet.components.inference.choose import engine_of
+from ratchet.components.inference.live import live_engine
 from ratchet.components.inference.torch import weights_digest
 from ratchet.components.models.lora import AdapterDisabledReference
 from ratchet.components.piece import build, models_of
@@ -126,12 +127,7 @@ class Steps:
         """The moving reference; None if the reference is the policy before the first step."""
         if self.options["reference"] == "initial":
             return None
-        exact = {
-            **self.profile,
-            "engine": "torch",
-            "precision": "float32",
-        }  # reference updates (e.g. EMA) are smaller than half precision resolves
-        start = engine_of(exact, self.job.path("reference"), kind)
+        start = engine_of(_exact(self.profile), self.job.path("reference"), kind)
         return Follower(start, build("reference", self.options["reference"]))
 
     def _live(self) -> dict[str, Any]:
@@ -294,6 +290,10 @@ def _role(job: Job, name: str, section: Mapping[str, Any]) -> Role:
     """The learner, live engine and target of a role, all from the weights of the input of its name."""
     profile, kind, learner = job.options["profile"], _kind(section), _learner(job, name, section)
     engine, refresh = live_engine(profile, learner, job.work.progress / f"current_{name}", kind)
-    exact = {**profile, "engine": "torch", "precision": "float32"}
-    target = engine_of(exact, job.path(name), kind) if section["target"] is not None else None
+    target = engine_of(_exact(profile), job.path(name), kind) if section["target"] is not None else None
     return Role(name, section, learner, engine, refresh, target)
+
+
+def _exact(profile: Mapping[str, Any]) -> dict[str, Any]:
+    """The profile of a model that follows another: its updates are smaller than half precision resolves."""
+    return {**profile, "engine": "torch", "precision": "float32"}

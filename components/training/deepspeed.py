@@ -7,6 +7,7 @@ or weights in host memory.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -76,6 +77,7 @@ class DeepSpeedLearner:
         self.kind, self.path, self.adapter, self.stage = kind, Path(model_path), adapter, zero_stage
         self.tokenizer = load_tokenizer(model_path)
         self.model, self.trained = self._load()
+        self.copied: tuple[nn.Module, nn.Module] | None = None
         self.checkpointing = gradient_checkpointing
         if gradient_checkpointing:
             language_model(self.model).gradient_checkpointing_enable({"use_reentrant": False})
@@ -238,25 +240,27 @@ class DeepSpeedLearner:
             partition["step"].fill_(state["steps"])
         self.steps = state["steps"]
 
-    def save(self, path: Path) -> None:
-        """Save a Hugging Face model directory with tokenizer from rank 0. The initial model is reloaded and
-        the trained weights copied in (adapters merged), so frozen weights are never gathered.
+    def save(self, path: Path, *, precision: torch.dtype = torch.float32, each_machine: bool = False) -> None:
+        """Save a Hugging Face model directory with tokenizer from rank 0, or from the first rank of each
+        machine, which then keeps a copy of the model in host memory for the next time. The trained weights
+        are copied into the initial model (adapters merged), so frozen weights are never gathered.
         """
-        learnt: dict[str, Tensor] = {}
+        writes = ranks.first_of_machine() if each_machine else ranks.first()
+        copied = (self.copied or self._load()) if writes else None
+        into = dict(copied[1].named_parameters()) if copied else {}
         for name, parameter in self.parameters.items():
             whole = self._whole(parameter)
-            if ranks.first():
-                learnt[name] = whole
-        if ranks.first():
-            model, trained = self._load()
-            with torch.no_grad():
-                for name, parameter in trained.named_parameters():
-                    if name in learnt:
-                        parameter.copy_(learnt[name])
+            if copied:
+                with torch.no_grad():
+                    into[name].copy_(whole)
+        if copied:
+            model, trained = copied
+            self.copied = copied if each_machine else None
             if hasattr(trained, "merge_and_unload"):
                 save_adapter(trained, Path(path) / FOLDER)
-                model = trained.merge_and_unload()  # pyright: ignore[reportCallIssue]
-            save_model(model, self.tokenizer, Path(path))
+                kept: Any = copy.deepcopy(trained) if each_machine else trained
+                model = kept.merge_and_unload()
+            save_model(model, self.tokenizer, Path(path), precision)
         ranks.gather(None)  # barrier: the directory is complete before any rank reads it
 
     def _whole(self, parameter: nn.Parameter, moment: str | None = None) -> Tensor:

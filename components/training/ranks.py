@@ -59,6 +59,11 @@ def first() -> bool:
     return rank() == 0
 
 
+def first_of_machine() -> bool:
+    """Whether this is the first rank of its machine, which writes files that no other machine sees."""
+    return _joined() is None or os.environ.get("LOCAL_RANK", "0") == "0"
+
+
 def gather(value: T) -> list[T]:
     """All-gather of Python objects, in rank order. Collective."""
     distributed = _joined()

@@ -207,13 +207,13 @@ class TorchLearner:
         self.optimiser.zero_grad(set_to_none=True)
         self.steps = state["steps"]
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, *, precision: torch.dtype = torch.float32, each_machine: bool = False) -> None:
         """Save a Hugging Face model directory with tokenizer. An adapter is saved in a subfolder and merged
         into a copy; training can continue.
         """
         if hasattr(self.trained, "merge_and_unload"):
             save_adapter(self.trained, Path(path) / FOLDER)
-        save_model(self.merged(), self.tokenizer, Path(path))
+        save_model(self.merged(), self.tokenizer, Path(path), precision)
 
     def merged(self) -> nn.Module:
         """The model that `save` writes: the trained module itself, or a copy with the adapter merged."""

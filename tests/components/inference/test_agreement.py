@@ -64,7 +64,9 @@ def test_stale_server_weights_are_detected_at_the_first_answer(
     monkeypatch.setattr(
         TorchEngine,
         "load",
-        lambda self, path, load=TorchEngine.load: None if self is torch_engine else load(self, path),
+        lambda self, path, weights="", load=TorchEngine.load: (
+            None if self is torch_engine else load(self, path)
+        ),
     )
     engine.load(later)
     with pytest.raises(ContractError, match=r"\S+ nats"):

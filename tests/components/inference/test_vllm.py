@@ -30,7 +30,7 @@ from ratchet.components.inference.server import Server
 from ratchet.components.inference.torch import TorchEngine
 from ratchet.components.inference.vllm import Answer, VllmEngine, _best
 from ratchet.components.inference.vllm_arguments import check_lengths, parameters
-from ratchet.components.inference.vllm_weights import untied
+from ratchet.components.inference.vllm_weights import fits, shape, untied
 from ratchet.components.models.load import load_model, load_policy, load_tokenizer, new_reward, save_model
 from ratchet.components.models.tiny import train_tiny
 from ratchet.components.models.value import FILE as VALUE_HEAD
@@ -88,6 +88,9 @@ class Echo:
     def __init__(self) -> None:
         self.loaded: list[str] = []
         self.requests: list[Any] = []
+
+    def takes(self, path: Path) -> bool:
+        return False
 
     def load(self, path: Path, weights: str) -> None:
         self.loaded.append(weights)
@@ -283,6 +286,8 @@ class Stand(BaseHTTPRequestHandler):
         if self.path == "/collective_rpc" and state.frozen:
             return self._reply({"detail": "Not Found"}, 404)
         state.paused = self.path.startswith("/pause") or (state.paused and self.path != "/resume")
+        if self.path == "/update_weights":
+            state.sent.append(body)
         if self.path == "/update_weight_version":
             state.weights = body["new_version"]
         if self.path == "/inference/v1/generate":
@@ -326,13 +331,8 @@ class Stand(BaseHTTPRequestHandler):
 @pytest.fixture
 def stand() -> Iterator[Any]:
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Stand)
-    server.weights, server.troubles, server.calls, server.frozen, server.paused = (
-        "default",
-        [],
-        [],
-        False,
-        False,
-    )
+    server.weights, server.troubles, server.calls, server.sent = "default", [], [], []
+    server.frozen, server.paused = False, False
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
     server.shutdown()
@@ -368,6 +368,45 @@ def test_weights_are_sent_once_and_answers_record_their_version(stand: Any, tiny
     stand.paused = True
     client(stand, tiny).answer(ROWS, ASKED)
     assert not stand.paused, "a server whose worker died while it refreshed is woken"
+
+
+def test_a_server_started_here_takes_new_weights_from_files(
+    stand: Any, tiny: Path, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By vLLM's weight transfer, with no directory written for it; it started with an untied model."""
+
+    def run(server: Server) -> None:
+        server.url = f"http://127.0.0.1:{stand.server_address[1]}"
+
+    monkeypatch.setattr(Server, "_run", run)
+    server = Server(profile(python=sys.executable)["vllm"], rows=4)
+    engine = VllmEngine(tiny, server)
+    assert engine.view is not None and server.model == Path(engine.view.name) and server.takes(other)
+    for path in (tiny, other):
+        engine.load(path, path.name)
+        assert server.answer(ROWS, ASKED) and stand.weights == path.name
+        assert stand.sent.pop() == {"update_info": {"files": [str(path / "model.safetensors")]}}
+    assert server.model == Path(engine.view.name), "where a restarted server begins"
+    assert [c for c in stand.calls if "generate" not in c] == 2 * [
+        "/pause?mode=wait",
+        "/start_weight_update",
+        "/update_weights",
+        "/finish_weight_update",
+        "/reset_prefix_cache",
+        "/update_weight_version",
+        "/resume",
+    ]
+
+
+def test_an_output_layer_may_be_tied_in_new_weights_but_not_in_a_tied_server(
+    tiny: Path, tmp_path: Path
+) -> None:
+    view = untied(tiny, None)
+    assert view is not None
+    assert fits(shape(Path(view.name)), tiny) and fits(shape(tiny), tiny)
+    assert not fits(shape(tiny), Path(view.name)), "its output layer would be ignored"
+    train_tiny(tmp_path, steps=1, hidden=32, layers=2, batch=2)
+    assert not fits(shape(tiny), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,10 @@ def work(job: Mapping[str, Any], where: str) -> dict[str, Any]:
         validation=groups(job["objective"])[:3],
     )
     learner.save(folder / "export")
+    for _ in range(2 if where != "torch" else 0):  # the second time into the copy that the first one kept
+        learner.save(folder / "live", each_machine=True)
+        same = [(folder / at / "model.safetensors").read_bytes() for at in ("live", "export")]
+        assert same[0] == same[1]
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {"steps": [line["step"] for line in lines], "metrics": [line["metrics"] for line in lines]}
 

@@ -14,7 +14,8 @@ from torch.distributions import Independent, Normal
 
 from ratchet.components.errors import ContractError, RecipeError, SourceError
 from ratchet.components.inference.arrays import ArrayEngine, verify_arrays
-from ratchet.components.inference.choose import engine_of, live_engine
+from ratchet.components.inference.choose import engine_of
+from ratchet.components.inference.live import live_engine
 from ratchet.components.models.families import new_model, save_family
 from ratchet.components.models.load import load_model, load_tokenizer, save_model
 from ratchet.components.pieces.families.gaussian import Gaussian, log_density

@@ -1,0 +1,1 @@
+"""What runs inside vLLM's worker processes, in an environment without Ratchet."""
