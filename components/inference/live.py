@@ -8,8 +8,8 @@ import os
 import shutil
 import socket
 import tempfile
-import weakref
 from collections.abc import Callable, Mapping
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +76,8 @@ def memory_folder(size: int) -> Path | None:
                 mine = tempfile.mkdtemp(prefix=PREFIX, dir=MEMORY)
                 lock = FileLock(Path(mine) / IN_USE)
                 lock.acquire()
-                weakref.finalize(lock, shutil.rmtree, mine, ignore_errors=True)
+                # at the end of a process of multiprocessing too, where atexit is not run
+                Finalize(None, shutil.rmtree, [mine], {"ignore_errors": True}, exitpriority=1)
                 _KEPT.append(lock)
     host = socket.gethostname()
     found = ranks.gather((host, mine))

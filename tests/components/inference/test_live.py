@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -116,6 +117,10 @@ def test_a_folder_goes_with_its_process_and_that_of_a_killed_one_at_the_next_cal
         return Path(done.stdout.strip())
 
     assert not run("ends").exists() and not folders(memory)
+    child = multiprocessing.get_context("fork").Process(target=memory_folder, args=(1,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0 and not folders(memory)
     abandoned = run("killed")
     assert abandoned.is_dir()
     used = memory_folder(1)
