@@ -50,7 +50,8 @@ def live_engine(
             learner, rows=profile["max_num_seqs"], tokens=profile["tokens_per_microbatch"]
         )
         return engine, functools.partial(engine.follow, learner)
-    size = sum(p.numel() for p in learner.model.parameters()) * dtype.itemsize
+    # of a parameter that ZeRO-3 shards, `numel` is 0
+    size = sum(getattr(p, "ds_numel", p.numel()) for p in learner.model.parameters()) * dtype.itemsize
     shared = bool(profile["engine"] == "vllm" and profile["vllm"]["server"])
     place = folder if shared else memory_folder(size) or folder
 
@@ -69,7 +70,7 @@ def memory_folder(size: int) -> Path | None:
     ends; that of a killed one by the next call. Collective.
     """
     mine = ""
-    if ranks.first_of_machine() and MEMORY.is_dir():
+    if ranks.first_of_machine() and os.access(MEMORY, os.W_OK):
         with FileLock(MEMORY / f"{PREFIX}lock"):
             _remove_abandoned()
             if shutil.disk_usage(MEMORY).free > 2 * size:
