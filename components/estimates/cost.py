@@ -9,6 +9,8 @@ from ratchet.components.estimates.memory import Parts
 from ratchet.components.estimates.rates import Rates
 from ratchet.components.recipes.plan import Stage
 
+SAVED = 20.0  # bytes per token in a groups artifact: id, mask, log-prob and text, compressed
+
 
 @dataclass
 class Cost:

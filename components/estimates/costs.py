@@ -12,19 +12,25 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ratchet.components.estimates.cost import Cost, seconds
+from ratchet.components.estimates.cost import SAVED, Cost, seconds
+from ratchet.components.estimates.evaluation_costs import EvaluationCosts
 from ratchet.components.estimates.memory import PROCESS, STATE, bounded, trained, training
 from ratchet.components.estimates.observed import Observed
 from ratchet.components.estimates.rates import Rates, adapter_key
 from ratchet.components.estimates.shape import Shape
-from ratchet.components.estimates.sizes import MAX_TOKENS, Sizes, at_most, earlier_turns, units
+from ratchet.components.estimates.sizes import (
+    MAX_TOKENS,
+    Answered,
+    at_most,
+    earlier_turns,
+    joins_prompts,
+    units,
+)
 from ratchet.components.estimates.split import Split
 from ratchet.components.recipes.phases import section_at
 from ratchet.components.recipes.plan import Stage
 from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.schema import Recipe
-
-SAVED = 20.0  # bytes per token in a groups artifact: id, mask, log-prob and text, compressed
 
 
 def estimate(
@@ -48,7 +54,7 @@ def estimate(
     return costs
 
 
-class StageCosts(Sizes):
+class StageCosts(EvaluationCosts):
     """Cost of each kind of stage; method names are those of `Stage.does`."""
 
     def other(self, stage: Stage) -> Cost:
@@ -61,6 +67,11 @@ class StageCosts(Sizes):
         return Cost(stage, memory, disk=self.saved_weight_bytes if policy else 0.0)
 
     make_tiny = make_tiny_vision = make_new = fetch_model
+
+    def validate(self, stage: Stage) -> Cost:
+        if (drafts := stage.inputs["drafts"]) in self.answered:
+            self.answered[stage.name] = self.answered[drafts]
+        return self.other(stage)
 
     def sft(self, stage: Stage) -> Cost:
         options = stage.options
@@ -80,7 +91,8 @@ class StageCosts(Sizes):
         split = self.split(options["data"], options["limit"], most, source)
         if options.get("also"):
             split = split + self.split(options["also"], None, most, stage.inputs["also"])
-        cost = self.learned(stage, options["fit"], split, 2, self.reward_shape)
+        group = self.by_prompt(source, stage.inputs.get("also", "")) if options["by_prompt"] else 0.0
+        cost = self.learned(stage, options["fit"], split, 2, self.reward_shape, group)
         cost.learn *= self.reward_layer_share * self.pairs(split) / (2 * split.groups * split.tokens or 1)
         if options["by_prompt"] and (steps := self.observed.steps.get(stage.name)):
             fit, answer = options["fit"], self.observed.answer("", split.tokens)
@@ -103,6 +115,8 @@ class StageCosts(Sizes):
         prompts, usual = sum(split.groups for split in splits), self.observed.answer(stage.name, answer)
         text, earlier = tokens + usual, earlier_turns(rollout)
         all_prompts = Split(prompts, tokens, max(split.longest for split in splits))
+        if options["rollout"]:
+            self.answered[stage.name] = Answered(tokens, answer, each)
         read = prompts * (each * (earlier * text + tokens) if earlier else tokens)
         score = read + prompts * (tokens + each * usual) * self.passes(options["annotate"])
         return Cost(
@@ -120,6 +134,7 @@ class StageCosts(Sizes):
         options = stage.options
         split = self.split(options["data"], options["limit"], options["max_tokens"], stage.inputs["data"])
         self.prepared = split
+        self.prepared_unit = self.by_prompt(stage.inputs["data"]) if joins_prompts(options["select"]) else 0.0
         score = self.passes([*options["annotate"], *options["prepare"]]) * self.pairs(split)
         return Cost(
             stage,
@@ -132,12 +147,15 @@ class StageCosts(Sizes):
     def optimise(self, stage: Stage) -> Cost:
         fit = stage.options["fit"]
         if stage.round is None:
-            cost = self.learned(stage, fit, self.prepared, 2, self.shape)
+            cost = self.learned(stage, fit, self.prepared, 2, self.shape, self.prepared_unit)
             cost.learn *= self.pairs(self.prepared) / (2 * self.prepared.groups * self.prepared.tokens or 1)
             return cost
-        rows = self.trained_answers_per_prompt(fit["updates"], self.rollout_shape()[2])
+        _, answer, each = self.rollout_shape()
+        rows = self.trained_answers_per_prompt(fit["updates"], each)
         groups = Split(self.selected * self.rounds_kept(stage), self.longest_text())
-        cost = self.learned(stage, fit, groups, rows, self.shape)
+        joined = joins_prompts(self.phase.select)
+        group = Answered(self.prompt_tokens(), answer, each).all_texts if joined else 0.0
+        cost = self.learned(stage, fit, groups, rows, self.shape, group)
         cost.learn *= self.texts(1, rows) / (rows * self.longest_text())
         return cost
 
@@ -218,56 +236,24 @@ class StageCosts(Sizes):
         cost.sample, cost.models = float(asked * each * self.answer), 2
         return cost
 
-    def answers(self, stage: Stage) -> Cost:
-        """Sampling of one arm; with best-of-n decoding, n times as many answers, each scored."""
-        options, rollout, best_of = stage.options, stage.options["rollout"], stage.options.get("best_of")
-        held_out = self.split(options["data"], options["prompts"], None)
-        answer = self.observed.answer(stage.name, rollout.get("max_tokens", MAX_TOKENS))
-        each = rollout.get("responses_per_prompt", 1)
-        drawn, text = each * (best_of["n"] if best_of else 1), held_out.tokens + answer
-        read = held_out.groups * (held_out.tokens + drawn * answer)
-        chosen = read * self.passes(best_of["annotate"]) if best_of else 0.0
-        return Cost(
-            stage,
-            self.sampling_memory(rollout, held_out, drawn),
-            disk=held_out.groups * each * text * SAVED,
-            score=held_out.groups * held_out.tokens + chosen,
-            sample=float(held_out.groups * drawn * answer),
-            models=1,
-        )
-
-    def evaluate(self, stage: Stage) -> Cost:
-        """Scoring of every arm's answers by reward models and metrics, and of human replies by every arm. The
-        model of one arm is loaded at a time, with the others that metrics and measures read.
-        """
-        options = stage.options
-        measures = self.models_read("measure", options["measures"])
-        others = self.models_read("annotate", options["metrics"]) | measures
-        models = 1 + len(others - {"policy", *self.trained})
-        of_measures = len(measures - {*self.recipe.models, *self.trained})  # no encoders: they are small
-        score = 0.0
-        for name, arm in options["arms"].items():
-            held_out = self.split(arm["data"], options["prompts"], None)
-            answer = self.observed.answer(f"answers_{name}", arm["rollout"].get("max_tokens", MAX_TOKENS))
-            each = arm["rollout"].get("responses_per_prompt", 1)
-            reads = (
-                len(self.trained) * self.reward_layer_share + self.passes(options["metrics"]) + of_measures
-            )
-            human = min(options["perplexity_rows"], held_out.groups)
-            score += held_out.groups * (held_out.tokens + each * answer) * reads
-            score += human * (held_out.tokens + answer)
-        memory = self.scoring_memory(len(self.trained), models=models, tokens=score)
-        return Cost(stage, memory, score=score, models=len(options["arms"]))
-
-    def learned(self, stage: Stage, fit: Mapping[str, Any], split: Split, rows: int, shape: Shape) -> Cost:
-        """Cost of a fit on `split`, whose groups have `rows` texts each; texts of one unit go through the
-        model together. Peak memory is reached in training or in saving: a checkpoint copies trained weights
-        and Adam state to the host, and the final weights are reloaded in float32 by the inference engine
-        while the learner exists.
+    def learned(
+        self,
+        stage: Stage,
+        fit: Mapping[str, Any],
+        split: Split,
+        rows: int,
+        shape: Shape,
+        group: float = 0.0,
+    ) -> Cost:
+        """Cost of a fit on `split`, whose groups have `rows` texts each, or up to `group` tokens if that is
+        more; texts of one unit go through the model together. Peak memory is reached in training or in
+        saving: a checkpoint copies trained weights and Adam state to the host, and the final weights are
+        reloaded in float32 by the inference engine while the learner exists.
         """
         read = units(fit["updates"])
         together = rows if "group" in read else min(rows, 2) if "pair" in read else 1
-        packed = min(self.profile.tokens_per_microbatch, fit["batch"] * rows * split.tokens)
+        tokens = fit["batch"] * max(rows * split.tokens, group)
+        packed = min(self.profile.tokens_per_microbatch, tokens)
         parts, host = training(shape, fit["adapter"], self.layout, max(packed, together * split.tokens))
         memory = {"process": PROCESS, **parts}
         gpu = self.profile.hardware.memory_gb is not None

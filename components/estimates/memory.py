@@ -20,8 +20,14 @@ Parts = Mapping[str, float]
 CHUNK, CHUNK_BYTES = 256, 2**28  # positions of logits at a time on CPU, their bytes on a GPU (logprobs.py)
 BLOCK = 16  # tokens in a block of vLLM's KV cache
 PREFILL = 8192  # tokens that vLLM prefills at once
-PROCESS = 0.6e9  # python, torch and transformers before a model is loaded
-ENGINE = 0.05e9  # an engine process besides its model: it is forked, and shares the rest
+PROCESS = 0.5e9  # python, torch and transformers before a model is loaded
+ENGINE = 0.06e9  # an engine process besides its model: it is forked, and shares the rest
+TOKENIZER = 2500  # bytes per token of the vocabulary that an engine process takes to read its tokenizer
+HEAP = 2
+"""Memory that scoring takes on CPU over what it uses at once. glibc keeps freed blocks for the process
+(`ENVIRONMENT` of tasks/process/launch.py), and the tensors of the next micro-batch, which has another number
+of tokens, do not fit into their holes.
+"""
 STATE = ("weights", "gradients", "optimiser", "output layer")
 """Parts of the memory of training that a model takes throughout the stage."""
 RESERVE = 0.1  # share of a device: fragmentation, CUDA context, workspaces
@@ -101,10 +107,14 @@ def kept_activations(
     )
 
 
+def layer_activations(shape: Shape, tokens: float, bytes_each: int) -> float:
+    """Activations of one layer in a pass without gradients."""
+    return tokens * bytes_each * (3 * shape.hidden + 3 * shape.query + 3 * shape.intermediate)
+
+
 def forward_activations(shape: Shape, tokens: float, bytes_each: int) -> float:
     """Activations of one layer in a pass without gradients, and the logits of one chunk."""
-    a_layer = bytes_each * (3 * shape.hidden + 3 * shape.query + 3 * shape.intermediate)
-    return tokens * a_layer + logits(shape, chunk(shape, tokens, bytes_each))
+    return layer_activations(shape, tokens, bytes_each) + logits(shape, chunk(shape, tokens, bytes_each))
 
 
 def chunk(shape: Shape, tokens: float, bytes_each: int) -> float:
@@ -207,9 +217,10 @@ def sampling(
     shape: Shape, profile: Profile, *, prompt: float, longest: float, answer: float, rows: float, each: int
 ) -> Parts:
     """Bytes by part of one engine during generation. The torch engine prefills the prompts of `rows` answers,
-    of `prompt` tokens in the mean, at once and keeps all keys and values, of each prompt as many as of the
-    `longest`. vLLM prefills in chunks and keeps `vllm_cache` bytes; the torch engine then scores on the same
-    device.
+    of `prompt` tokens in the mean, at once and keeps all keys and values; on a GPU every prompt has the place
+    of the `longest`, on CPU the system gives memory for the tokens that there are. Logits are those of the
+    next token of every row. vLLM prefills in chunks and keeps `vllm_cache` bytes; the torch engine then
+    scores on the same device.
     """
     if profile.engine == "vllm":
         half, spread = sampling_bytes(profile), profile.vllm.tensor_parallel
@@ -220,26 +231,29 @@ def sampling(
             "scorer": sum(scoring(shape, profile, profile.tokens_per_microbatch).values()),
         }
     own = inference_bytes(profile)
+    place = prompt if profile.hardware.memory_gb is None else longest
     return {
         "weights": float(own * shape.parameters),
         "output layer": _float_head(shape, own),
-        "KV cache": cache(shape, prompt=longest, answer=answer, rows=rows, each=each, bytes_each=own),
+        "KV cache": cache(shape, prompt=place, answer=answer, rows=rows, each=each, bytes_each=own),
         "packed weights": engine_copies(shape, profile),
-        "activations": max(
-            forward_activations(shape, prompt * -(-rows // max(each, 1)), own), logits(shape, rows)
-        ),
+        "activations": layer_activations(shape, prompt * -(-rows // max(each, 1)), own) + logits(shape, rows),
     }
 
 
-def scoring(shape: Shape, profile: Profile, tokens: float) -> Parts:
-    """Bytes by part while the torch engine computes log-probs of given texts with one model."""
+def scoring(shape: Shape, profile: Profile, tokens: float, *, reward: bool = False) -> Parts:
+    """Bytes by part while the torch engine computes log-probs of given texts with one model, or rewards,
+    which need no logits.
+    """
     own = inference_bytes(profile)
     mixed = own == 4 and profile.precision == "bfloat16"  # converts the output layer in each product
     rounded = 2.0 * shape.vocabulary * shape.hidden if mixed else 0.0
+    logprobs = forward_activations(shape, tokens, own) + rounded
+    used = layer_activations(shape, tokens, own) if reward else logprobs
     return {
         "weights": float(own * shape.parameters),
         "output layer": _float_head(shape, own),
-        "activations": forward_activations(shape, tokens, own) + rounded,
+        "activations": used * (HEAP if profile.hardware.memory_gb is None else 1),
     }
 
 

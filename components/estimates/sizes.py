@@ -7,11 +7,13 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ratchet.components.estimates.memory import (
     ENGINE,
     PROCESS,
+    TOKENIZER,
     Layout,
     Parts,
     inference_bytes,
@@ -35,6 +37,26 @@ MAPPED = ("weights", "reward models")
 """Parts that engine processes of a machine share: weights are mapped from their files."""
 
 
+@dataclass(frozen=True)
+class Answered:
+    """Tokens of the data that a stage makes by answering prompts: of a prompt in the mean, of an answer at
+    most; and the number of answers to a prompt.
+    """
+
+    prompt: float
+    answer: int
+    each: int
+
+    @property
+    def text(self) -> float:
+        return self.prompt + self.answer
+
+    @property
+    def all_texts(self) -> float:
+        """Tokens of a prompt with all its answers, which share it."""
+        return self.prompt + self.each * self.answer
+
+
 class Sizes:
     """Sizes of a recipe on a profile. `phase`: section of the stage whose cost is counted, None outside of
     phases. Tokens count answers at their `observed` mean length, memory at their maximum length.
@@ -54,6 +76,8 @@ class Sizes:
         self.answer = 0.0  # mean tokens of the answers of the round whose stages are counted
         self.selected = 0.0  # and the number of groups that it keeps
         self.prepared = Split(math.nan, 0.0)  # what an offline phase learns from
+        self.prepared_unit = 0.0  # and the tokens of one of its groups, if they are all pairs of a prompt
+        self.answered: dict[str, Answered] = {}  # by the stage that made the data
         self.layout = Layout.of(profile)
         rewards = [one for one in sections(recipe) if isinstance(one.section, Reward)]
         self.trained = [model for one in rewards for model in one.models]
@@ -95,10 +119,12 @@ class Sizes:
 
     def split(self, name: str, limit: int | None, longest: int | None, source: str = "curated") -> Split:
         """The split that the stage `source` made if known, else the recipe's bounds: `limit` groups of the
-        maximum length.
+        maximum length, or of the longest answers that `source` can have sampled.
         """
         made = self.splits.get(name) if source == "curated" else self.observed.data.get(source, {}).get(name)
         bound = prompt_tokens(self.recipe, name) or longest or 0
+        if source in self.answered:
+            bound = min(bound or math.inf, self.answered[source].text)
         groups, tokens = (made.groups, made.tokens) if made else (math.nan, float(bound))
         most = max(made.longest, tokens) if made else tokens
         if limit is not None:
@@ -144,13 +170,13 @@ class Sizes:
             return {"process": PROCESS, **parts}
         busy = at_most(slices, float(count))
         each = {name: size * (1 if name in MAPPED else busy) for name, size in parts.items()}
-        return {"process": PROCESS + busy * ENGINE, **each}
+        return {"process": PROCESS + busy * (ENGINE + TOKENIZER * self.shape.vocabulary), **each}
 
     def scoring_memory(self, reward_models: int, *, tokens: float, models: int = 1) -> Parts:
         """Bytes of a stage that scores `tokens` tokens (nan: unknown) with `models` models of the policy's
         size and with reward models.
         """
-        one = scoring(self.shape, self.profile, self.profile.tokens_per_microbatch)
+        one = scoring(self.shape, self.profile, self.profile.tokens_per_microbatch, reward=not models)
         reward_bytes = inference_bytes(self.profile) * self.reward_shape.parameters * reward_models
         parts = {
             **{name: size * (1 if name == "activations" else models) for name, size in one.items()},
@@ -158,6 +184,10 @@ class Sizes:
         }
         batches = parts_of(tokens, self.profile.tokens_per_microbatch)
         return self.on_engines(parts, max(batches, 1))  # few of them are a slice each (stages/shards.py)
+
+    def by_prompt(self, *sources: str) -> float:
+        """Most tokens of a group of all pairs of a prompt that these stages sampled; 0 if unknown."""
+        return max((self.answered[one].all_texts for one in sources if one in self.answered), default=0.0)
 
     def rounds_kept(self, stage: Stage) -> int:
         """Rounds whose groups a round trains on: with `keep_earlier`, those before it too."""
@@ -233,9 +263,16 @@ def earlier_turns(rollout: Mapping[str, Any]) -> int:
     """Number of earlier exchanges (a prompt and its answer) in the longest prompts of a rollout: `EXCHANGES`
     in the file of the piece, without which it is 0.
     """
-    if not rollout.get("name"):
-        return 0
-    for node in ast.parse(describe("rollout", rollout["name"]).path.read_text()).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EXCHANGES":
-            return int(ast.literal_eval(node.value))
-    return 0
+    return _constant("rollout", rollout["name"], "EXCHANGES", 0) if rollout.get("name") else 0
+
+
+def joins_prompts(specs: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a selector joins all pairs of a prompt to one group: `ALL_PAIRS` in the file of the piece."""
+    return any(_constant("select", spec["name"], "ALL_PAIRS", False) for spec in specs)
+
+
+def _constant(slot: str, name: str, constant: str, default: Any) -> Any:
+    for node in ast.parse(describe(slot, name).path.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == constant:
+            return ast.literal_eval(node.value)
+    return default

@@ -8,6 +8,9 @@ from ratchet.components.data import groups as data
 from ratchet.components.piece import piece
 from ratchet.components.types import Context, Group
 
+ALL_PAIRS = True
+"""A group has all pairs of its prompt; read by the estimate of memory."""
+
 
 @piece(paper="arXiv:2203.02155")
 def by_prompt(groups: Sequence[Group], ctx: Context) -> list[Group]:

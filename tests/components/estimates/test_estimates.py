@@ -14,7 +14,9 @@ from ratchet.components.estimates.capacity import check_capacity
 from ratchet.components.estimates.cost import START_SECONDS, Cost
 from ratchet.components.estimates.costs import estimate
 from ratchet.components.estimates.memory import (
+    ENGINE,
     PROCESS,
+    TOKENIZER,
     Layout,
     bounded,
     cache,
@@ -644,8 +646,9 @@ def test_vllm_cache_is_what_the_device_has_left() -> None:
 
 def test_engines_that_share_a_machines_memory_are_counted_each() -> None:
     """Profile cpu has two engines. SmolLM: 46,080 bytes of keys and values a token. A prompt of `by_example`
-    is preceded by another one of at most 67 tokens with its answer of 48, and 150 of them are answered once
-    each; both engines map the same weights.
+    is preceded by another one of 50 tokens in the mean with its answer of 48, and 150 of them are answered
+    once each; both engines map the same weights, and read a tokenizer each. On a GPU, every prompt has the
+    place of the longest.
     """
     recipe, profile = load("instruct", profile="cpu")
     splits = {
@@ -659,15 +662,18 @@ def test_engines_that_share_a_machines_memory_are_counted_each() -> None:
         return {c.stage.name: dict(c.memory) for c in costs}
 
     two, one = memory(profile), memory(replace(profile, engines=1))
-    assert one["demonstrated"]["KV cache"] == 46_080 * (150 * (2 * 67 + 48) + 150 * 48)
-    assert one["rollout_1"]["KV cache"] == 46_080 * (2 * 38 * 72 + 150 * 48), "four answers a prompt"
+    engine = ENGINE + TOKENIZER * SMOL.vocabulary
+    assert one["demonstrated"]["KV cache"] == 46_080 * (150 * (2 * 50 + 48) + 150 * 48)
+    assert one["rollout_1"]["KV cache"] == 46_080 * (2 * 38 * 50 + 150 * 48), "four answers a prompt"
     for stage in ("demonstrated", "rollout_1", "select_1"):
         for part in ("KV cache", "packed weights", "activations"):
             assert two[stage].get(part) == (2 * one[stage][part] if part in one[stage] else None)
         assert two[stage]["weights"] == one[stage]["weights"] == 4 * SMOL.parameters
-        assert two[stage]["process"] == PROCESS + 2 * 0.05e9 and one[stage]["process"] == PROCESS
+        assert two[stage]["process"] == PROCESS + 2 * engine and one[stage]["process"] == PROCESS
     gpus = replace(profile, hardware=Hardware(memory_gb=24, devices=2))
-    assert memory(gpus)["select_1"]["process"] == PROCESS, "each engine has a device of its own"
+    there = memory(gpus)
+    assert there["select_1"]["process"] == PROCESS, "each engine has a device of its own"
+    assert there["rollout_1"]["KV cache"] == 23_040 * (2 * 38 * 72 + 150 * 48)
 
 
 def test_engines_without_a_slice_take_no_memory() -> None:
@@ -675,7 +681,7 @@ def test_engines_without_a_slice_take_no_memory() -> None:
     recipe, profile = load("online_dpo", profile="cpu", overrides=["online.prompts_per_round=12"])
     costs = estimate(recipe, profile, plan(recipe, profile), SMOL, {"prompts": Split(31, 17.0, 22.0)}, None)
     (rollout,) = [c for c in costs if c.stage.name == "rollout_1"]
-    assert rollout.memory["process"] == PROCESS + 0.05e9
+    assert rollout.memory["process"] == PROCESS + ENGINE + TOKENIZER * SMOL.vocabulary
 
 
 def test_measures_that_read_a_language_model_are_counted_in_the_evaluation() -> None:
