@@ -23,7 +23,9 @@ def write_quarantine(path: Path | None, dropped: Sequence[tuple[str, Rejected]])
     if path is None:
         return
     lines = [
-        json.dumps({"id": d.id, "stage": stage, "reason": d.reason, "record": d.record}, ensure_ascii=False)
+        json.dumps(
+            {"id": d.id, "stage": stage, "reason": d.explained, "record": d.record}, ensure_ascii=False
+        )
         + "\n"
         for stage, d in dropped
     ]

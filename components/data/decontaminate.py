@@ -38,12 +38,16 @@ def decontaminate(
             found = [(record, known.of(record)) for record in parts[name]]
             kept[name] = [record for record, why in found if not why]
             dropped += [
-                Rejected(record.id, f"contaminated, {why}", record.as_json(), copy=True)
+                Rejected(record.id, f"contaminated, {why[0]}", record.as_json(), copy=True, detail=why[1])
                 for record, why in found
                 if why
             ]
             questions.append((name, kept[name]))
     return {name: kept[name] for name in parts}, dropped
+
+
+Why = tuple[str, str]
+"""Why a record is contaminated, and the id of the held-out record."""
 
 
 class _Questions:
@@ -53,9 +57,9 @@ class _Questions:
 
     def __init__(self, words: int) -> None:
         self._words = words
-        self._prompts: dict[str, str] = {}
-        self._turns: dict[tuple[str | None, str], str] = {}
-        self._runs: dict[int, str] = {}
+        self._prompts: dict[str, Why] = {}
+        self._turns: dict[tuple[str | None, str], Why] = {}
+        self._runs: dict[int, Why] = {}
 
     def add(self, name: str, records: Sequence[Conversation]) -> None:
         asked = {tuple(map(normalised, _question_texts(record))): record for record in records}
@@ -68,19 +72,19 @@ class _Questions:
         for key, record in asked.items():
             for run in runs[key]:
                 if times[run] <= most:
-                    self._runs.setdefault(run, f"{self._words} words of a question in {name}: {record.id}")
+                    self._runs.setdefault(run, (f"{self._words} words of a question in {name}", record.id))
         for record in records:
             if prompt := _prompt(record):
-                why = f"the same prompt as in {name}: {record.id}"
+                why = f"the same prompt as in {name}", record.id
                 if record.opening:
                     self._prompts.setdefault(prompt, why)
                 else:
                     self._turns.setdefault((record.topic, prompt), why)
 
-    def of(self, record: Conversation) -> str:
-        """Why a record is contaminated; empty if it is not."""
+    def of(self, record: Conversation) -> Why | None:
+        """Why a record is contaminated; None if it is not."""
         if not (self._prompts or self._turns or self._runs):
-            return ""
+            return None
         texts = [
             m["content"]
             for m in (*record.messages, *record.rejected[record.opening :])
@@ -91,7 +95,7 @@ class _Questions:
             self._prompts.get(prompt)
             or self._turns.get((record.topic, prompt))
             or next(
-                (self._runs[run] for text in texts for run in self._runs_of(text) if run in self._runs), ""
+                (self._runs[run] for text in texts for run in self._runs_of(text) if run in self._runs), None
             )
         )
 

@@ -12,8 +12,9 @@ import json
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
+from json import JSONDecodeError
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, cast, final
 
 import pyarrow as pa
 
@@ -24,6 +25,8 @@ from ratchet.components.errors import DataError, SourceError
 SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow", ".csv", ".tsv", ".gz", ".ndjson")
 METADATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 """Metadata files of the library `datasets`."""
+SHOWN = 100
+"""Characters of an unreadable row that are shown."""
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 TEXTS = (".jsonl", ".json", ".csv", ".tsv")
 
@@ -53,9 +56,22 @@ def data_files(path: Path) -> list[Path]:
     return files
 
 
+@final
+class UnreadableRow(DataError):
+    """In place of a row that cannot be read: `reason`, why, in words that all such rows share; `detail`: the
+    error of this one, and how its `text` begins.
+    """
+
+    def __init__(self, reason: str, row: str, error: str = "") -> None:
+        super().__init__(reason)
+        self.reason, text = reason, row.strip()
+        self.text = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+        self.detail = f"{error}{'; ' if error else ''}the row begins {self.text!r}"
+
+
 def read_rows(file: Path) -> Iterator[tuple[str, Any]]:
-    """(location, row) for every row of a file, counted from 1. An unreadable line yields a `DataError`
-    instead of its row; an unreadable file raises one.
+    """(location, row) for every row of a file, counted from 1. An unreadable row yields an
+    `UnreadableRow`; an unreadable file raises one.
     """
     kind = _kind(file)
     if kind in TEXTS and _is_utf_16(file):
@@ -91,7 +107,8 @@ def _json_lines(file: Path) -> Iterator[tuple[str, Any]]:
                 row = _decode(line)
                 row = _whole(row) if b"\\u" in line else row
             except ValueError as error:
-                row = DataError(f"not valid JSON: {error}")
+                at = f"{error.msg} at column {error.colno}" if isinstance(error, JSONDecodeError) else error
+                row = UnreadableRow("not valid JSON", line.decode(errors="replace"), str(at))
             yield f"{file}, line {number}", row
 
 
@@ -137,12 +154,13 @@ def _decode(raw: bytes) -> Any:
 
 
 def _whole(row: Any) -> Any:
-    """The row, or a `DataError` if a text has a surrogate without its other half, which UTF-8 cannot hold."""
+    """The row, or an `UnreadableRow` if a text has half a character, which UTF-8 cannot hold."""
     try:
         json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         half = error.object[error.start]
-        return DataError(f"a text has half a character, {half!r} (a surrogate without its other half)")
+        why = f"a text has half a character, {half!r} (a surrogate without its other half)"
+        return UnreadableRow(why, json.dumps(row))
     return row
 
 
@@ -182,7 +200,7 @@ def _arrow(file: Path) -> Iterable[Any]:
 
 
 def _table(file: Path) -> Iterator[Any]:
-    """Rows of a CSV or TSV file with a header; a `DataError` for one with more or fewer cells, which may
+    """Rows of a CSV or TSV file with a header; an `UnreadableRow` for one with more or fewer cells, which may
     be in the wrong columns. Empty cells are None, the JSON of messages is decoded, and all other cells are
     texts. A CSV file whose header has no comma may be separated by semicolons or tabs.
     """
@@ -201,9 +219,10 @@ def _table(file: Path) -> Iterator[Any]:
                 yield (
                     {name: from_json(value) or None for name, value in zip(names, cells, strict=True)}
                     if len(cells) == len(names)
-                    else DataError(
+                    else UnreadableRow(
                         f"the row has {len(cells)} cells and the header {len(names)}: put texts with "
-                        f"{between!r} in quotation marks"
+                        f"{between!r} in quotation marks",
+                        between.join(cells),
                     )
                 )
     except (csv.Error, UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:

@@ -28,7 +28,7 @@ def check_loss(
     `GateError` if more than `limit` (a share; None: any number) were. `dropped`: records with the step that
     dropped them; `where`: which records, for the message; `file`: the file with those that were dropped.
     """
-    lost = Counter((stage, record.reason.partition(":")[0]) for stage, record in dropped if not record.copy)
+    lost = Counter((stage, record.reason) for stage, record in dropped if not record.copy)
     worst = "; ".join(f"{stage}: {reason} ({number})" for (stage, reason), number in lost.most_common(3))
     message = f"{lost.total()} of {records} records ({lost.total() / max(1, records):.1%}) {where}"
     if limit is not None and lost.total() > limit * records:
@@ -36,7 +36,7 @@ def check_loss(
         raise GateError(
             f"data.max_dropped: {message}, at most {int(limit * records)} ({limit:.1%}) allowed; by step: "
             f"{worst}. "
-            f"{f'See {file}' if file else f'The first is {first.id!r} ({first.reason})'}; "
+            f"{f'See {file}' if file else f'The first is {first.id!r} ({first.explained})'}; "
             f"{remedy or 'fix the data'}, "
             "or raise data.max_dropped"
         )

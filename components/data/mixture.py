@@ -53,7 +53,7 @@ def read_sources(data: Data, paths: Sequence[Path], seed: int, most: int | None 
         changed.update(found.changed)
         name = one.source.rpartition("/")[2] or path.name  # the path of our copy is another in each home
         records = list(found.kept)
-        rejected = [replace(d, reason=d.reason.replace(str(path), name)) for d in found.dropped]
+        rejected = [replace(d, detail=d.detail.replace(str(path), name)) for d in found.dropped]
         if data.sources:
             records = [
                 replace(

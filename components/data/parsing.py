@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.components.data.choose_parser import chooser
-from ratchet.components.data.files import read_rows
+from ratchet.components.data.files import UnreadableRow, read_rows
 from ratchet.components.data.groups import read_groups
 from ratchet.components.data.images import without_images
 from ratchet.components.data.messages import answer_of, decoded, label_of, score_of
@@ -67,8 +67,9 @@ def parse(
                 kept.extend(_from_groups(file, split))
                 break
             try:
-                if isinstance(row, DataError):
-                    raise ValueError(str(row))
+                if isinstance(row, UnreadableRow):
+                    dropped.append(Rejected(key, row.reason, row.text, detail=f"{where}: {row.detail}"))
+                    continue
                 if not isinstance(row, Mapping):
                     raise ValueError(
                         f"the row is a {type(row).__name__}, expected an object with named columns"
@@ -80,11 +81,13 @@ def parse(
                 kept.extend(_finished(layout(row), row, named, own, images))
                 layouts.update([f"read as `{name}`"] if name else [])
             except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-                dropped.append(Rejected(key, f"{_reason(error)}: {where}", _printable(row)))
+                reason, value = _reason(error)
+                detail = f"{value} ({where})" if value else where
+                dropped.append(Rejected(key, reason, _printable(row), detail=detail))
     if not kept:
         why = (
-            f"all {len(dropped)} rows are invalid, the first because: {dropped[0].reason}; the row: "
-            f"{_printed(first)}"
+            f"all {len(dropped)} rows are invalid, the first because: {dropped[0].explained}"
+            f"{'' if isinstance(first, UnreadableRow) else f'; the row: {_printed(first)}'}"
             if dropped
             else "it is empty"
         )
@@ -221,19 +224,18 @@ def _from_groups(file: Path, split: str) -> list[Conversation]:
     return found
 
 
-def _reason(error: Exception) -> str:
-    """Error message of an unreadable row; for unexpected exceptions with the exception type."""
+def _reason(error: Exception) -> tuple[str, str]:
+    """Why a row is unreadable, and which value of it is; for unexpected exceptions their type and text."""
     if isinstance(error, KeyError):
-        return f"the column {error} is missing"
-    return (
-        str(error)
-        if type(error) in (ValueError, DataError)
-        else f"broken structure: {type(error).__name__} {error}"
-    )
+        return f"the column {error} is missing", ""
+    if type(error) not in (ValueError, DataError):
+        return "broken structure", f"{type(error).__name__} {error}"
+    reason, got, value = str(error).partition(", got ")
+    return reason, got.removeprefix(", ") + value
 
 
 def _printable(row: Any) -> Any:
-    return str(row) if isinstance(row, Exception) else json.loads(json.dumps(row, default=str))
+    return row.text if isinstance(row, UnreadableRow) else json.loads(json.dumps(row, default=str))
 
 
 def _printed(row: Any) -> str:

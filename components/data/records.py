@@ -88,7 +88,8 @@ class Conversation:
 @dataclass(frozen=True)
 class Rejected:
     """A dropped record. A `copy` does not count as lost: its content is kept in another record, or the recipe
-    excludes it. `source`: label of its source, if it was dropped in reading one of several.
+    excludes it. `source`: label of its source, if it was dropped in reading one of several. `reason`: why, as
+    records are counted by it; `detail`: what concerns this record alone, such as its place.
     """
 
     id: str
@@ -96,6 +97,15 @@ class Rejected:
     record: Any = None
     copy: bool = False
     source: str = ""
+    detail: str = ""
+
+    @property
+    def explained(self) -> str:
+        """The reason with its detail."""
+        return f"{self.reason}: {self.detail}" if self.detail else self.reason
+
+
+MOST_REASONS = 20
 
 
 @dataclass(frozen=True)
@@ -107,8 +117,11 @@ class FilterResult:
     changed: Mapping[str, int] = field(default_factory=dict)
 
     def reasons(self) -> dict[str, int]:
-        """Number of rejected records by reason; the part after a colon is detail."""
-        return dict(sorted(Counter(d.reason.partition(":")[0] for d in self.dropped).items()))
+        """Number of rejected records by reason: of the `MOST_REASONS` most frequent, and of all others."""
+        counted = Counter(d.reason for d in self.dropped)
+        shown = dict(sorted(counted.most_common(MOST_REASONS)))
+        others = counted.total() - sum(shown.values())
+        return shown | ({"other reasons": others} if others else {})
 
 
 def memoize_token_count(count: CountTokens) -> CountTokens:

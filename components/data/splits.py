@@ -87,9 +87,10 @@ def drop_near_duplicates(
             dropped.append(
                 Rejected(
                     record.id,
-                    f"near duplicate across splits: of {twin.id} in {other}",
+                    "near duplicate across splits",
                     record.as_json(),
                     copy=True,
+                    detail=f"of {twin.id} in {other}",
                 )
             )
         else:

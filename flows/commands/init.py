@@ -98,7 +98,7 @@ def init(
     for line in checked.lines():
         typer.echo(f"  {line}")
     for dropped in parsed.dropped[:1]:
-        typer.echo(f"  the first row that is left out: {dropped.reason}")
+        typer.echo(f"  the first row that is left out: {dropped.explained}")
     typer.echo(f"ratchet plan {out} --estimate   # what it would take\nratchet run {out}")
 
 

@@ -27,7 +27,9 @@ def duplicates(records: Sequence[Conversation], count_tokens: CountTokens) -> Fi
         key = f"{record.topic}\n{text}\n{record.answer}\n{system(record)}"
         key += f"\n{record.meta['annotator']}" if "annotator" in record.meta else ""
         if key in first:
-            dropped.append(Rejected(record.id, f"duplicate: of {first[key]}", record.as_json(), copy=True))
+            dropped.append(
+                Rejected(record.id, "duplicate", record.as_json(), copy=True, detail=f"of {first[key]}")
+            )
         else:
             first[key] = record.id
             kept.append(record)
@@ -56,7 +58,13 @@ def near(
         if stays := [j for j in alike if j not in gone and system(records[j]) == system(record)]:
             gone.add(number)
             dropped.append(
-                Rejected(record.id, f"near duplicate: of {records[stays[0]].id}", record.as_json(), copy=True)
+                Rejected(
+                    record.id,
+                    "near duplicate",
+                    record.as_json(),
+                    copy=True,
+                    detail=f"of {records[stays[0]].id}",
+                )
             )
         else:
             kept.append(record)

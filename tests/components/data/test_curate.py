@@ -71,7 +71,7 @@ def test_near_duplicate_across_splits_leaves_the_later_one():
     stays = "twin a" if lost.id == "twin b" else "twin b"
     assert (
         homes[stays] == "sft"
-        and lost.reason == f"near duplicate across splits: of {stays} in {homes[stays]}"
+        and lost.explained == f"near duplicate across splits: of {stays} in {homes[stays]}"
         and lost.id not in homes
     )
 

@@ -13,6 +13,7 @@ from ratchet.components.data.builders import conversation_groups, prompt_groups
 from ratchet.components.data.groups import write_groups
 from ratchet.components.data.pair_builders import preference_pairs
 from ratchet.components.data.parsing import parse
+from ratchet.components.data.records import FilterResult, Rejected
 from ratchet.components.errors import DataError, RecipeError
 from ratchet.components.piece import catalogue
 from ratchet.components.recipes.sections import Contexts, Conversations, Pairs
@@ -613,17 +614,35 @@ def test_unknown_layout_error_names_the_nearest_layout_and_the_row(tmp_path):
 def test_invalid_row_is_dropped_with_a_reason(tmp_path, row, expected):
     sifted = parse(written(tmp_path, {"prompt": "hi", "completion": "hello"}, row))
     (lost,) = sifted.dropped
-    assert expected in lost.reason and "line 2" in lost.reason and len(sifted.kept) == 1
+    assert expected in lost.explained and "line 2" in lost.detail and len(sifted.kept) == 1
 
 
 def test_invalid_json_line_is_dropped(tmp_path):
     path = written(tmp_path, {"prompt": "hi", "completion": "hello"})
     path.write_bytes(path.read_bytes() + b'{"prompt": "hi", "comple\n' + b'{"prompt": "caf\xe9"}\n')
     sifted = parse(path)
-    assert len(sifted.kept) == 1 and ["not valid JSON" in d.reason for d in sifted.dropped] == [True, True]
+    assert len(sifted.kept) == 1 and sifted.reasons() == {"not valid JSON": 2}
+    cut, latin = (dropped.detail for dropped in sifted.dropped)
+    assert f"{path}, line 2: " in cut and """the row begins '{"prompt": "hi", "comple'""" in cut
+    assert f"{path}, line 3: " in latin and "utf-8" in latin
+    path.write_text('{"prompt": broken}\n')
+    with pytest.raises(DataError, match=r"line 1: Expecting value at column 12; the row begins .*broken}'$"):
+        parse(path)
     path.write_text("")
     with pytest.raises(DataError, match="empty"):
         parse(path)
+
+
+def test_values_of_rows_are_no_part_of_the_reason_that_they_are_counted_by(tmp_path):
+    rows = [{"messages": [{"role": f"robot {i}", "content": "hi"}]} for i in range(3)]
+    sifted = parse(written(tmp_path, {"prompt": "hi", "completion": "hello"}, *rows))
+    assert sifted.reasons() == {"a message needs a role (system, user, assistant, tool)": 3}
+    assert "robot 2" in sifted.dropped[2].detail
+
+
+def test_rare_reasons_are_counted_together():
+    sifted = FilterResult([], [Rejected(str(i), f"reason {i}") for i in range(30)])
+    assert len(sifted.reasons()) == 21 and sifted.reasons()["other reasons"] == 10
 
 
 def test_rows_keep_ids_answers_ratings_and_meta(tmp_path):
@@ -727,9 +746,9 @@ def test_a_row_with_too_many_or_too_few_cells_is_set_aside(tmp_path):
     found = parse(path)
     (record,) = found.kept
     assert plain(record.messages)[-1] == ("assistant", "it is 2, sir")
-    first, second = (dropped.reason for dropped in found.dropped)
-    assert first.startswith("the row has 4 cells and the header 3: put texts with ',' in quotation marks")
-    assert second.startswith("the row has 2 cells and the header 3") and second.endswith("row 2")
+    first, second = found.dropped
+    assert first.reason == "the row has 4 cells and the header 3: put texts with ',' in quotation marks"
+    assert second.reason.startswith("the row has 2 cells and the header 3") and "row 2:" in second.detail
 
 
 @pytest.mark.parametrize("missing", [{}, {"rejected": None}])
@@ -778,7 +797,7 @@ def test_a_parser_that_fits_no_row_is_named(tmp_path):
 
 def test_the_weight_of_a_pair_is_a_column(tmp_path):
     row = {"prompt": "q", "chosen": "yes", "rejected": "no"}
-    with pytest.raises(DataError, match="label_weight: expected 0 or more, got -1"):
+    with pytest.raises(DataError, match="label_weight: expected 0 or more: got -1"):
         parse(written(tmp_path, {**row, "label_weight": -1.0}))
     records = parse(written(tmp_path, {**row, "label_weight": 0.25, "margin": 2}, row)).kept
     weighted, plain_pair = preference_pairs(records, words, Pairs()).kept

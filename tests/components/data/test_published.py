@@ -283,7 +283,7 @@ def test_decontamination_finds_exactly_the_planted_rows():
     }
     parts["sft"][0] = record("copy", "read this what is  3 + 4")
     kept, dropped = decontaminate(parts, [], 13)
-    assert {d.id: d.reason for d in dropped} == {
+    assert {d.id: d.explained for d in dropped} == {
         "copy": "contaminated, the same prompt as in evaluate: t1",
         "turns": "contaminated, the same prompt as in evaluate: t1",
         "quoted": "contaminated, 13 words of a question in evaluate: t0",

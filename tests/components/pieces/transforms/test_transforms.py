@@ -124,7 +124,7 @@ def test_duplicates_keep_the_first():
         talk("Hi there", "Hello!", key="d", topic="other"),
     ]
     sifted = duplicates(records, words)
-    assert ids(sifted.kept) == ["a", "c", "d"] and sifted.dropped[0].reason == "duplicate: of a"
+    assert ids(sifted.kept) == ["a", "c", "d"] and sifted.dropped[0].explained == "duplicate: of a"
 
 
 def test_the_same_choice_of_two_annotators_is_no_duplicate():
@@ -177,7 +177,7 @@ def test_near_duplicates_keep_the_first_and_ignore_short_texts():
         talk("hi", "hello", key="d"),
     ]
     sifted = near(records, words)
-    assert ids(sifted.kept) == ["a", "c", "d"] and sifted.dropped[0].reason == "near duplicate: of a"
+    assert ids(sifted.kept) == ["a", "c", "d"] and sifted.dropped[0].explained == "near duplicate: of a"
 
 
 def test_language():
@@ -217,7 +217,8 @@ def test_truncation_of_5000_turns_counts_few_of_them():
     assert [len(r.messages) for r in sifted.kept] == [500, 2] and sifted.changed == {"truncated": 1}
     assert sifted.reasons() == {"too short": 1}
     assert len(length([talk(*["word"] * 5000)], count, max_turns=200).kept[0].messages) == 200
-    assert length([talk("word " * 2000, "b")], count, max_tokens=1000).reasons() == {"too long": 1}
+    sifted = length([talk("word " * 2000, "b")], count, max_tokens=1000)
+    assert sifted.reasons() == {"too long: the first turns exceed max_tokens": 1}
 
 
 @given(st.lists(st.integers(0, 9), max_size=80), st.integers(0, 300), st.integers(0, 5))
