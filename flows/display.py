@@ -14,7 +14,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Column, Table
 from rich.text import Text
 
-from ratchet.tasks.tracking.outcome import record_counts, stage_cell, stage_headline
+from ratchet.tasks.tracking.counts import record_counts
+from ratchet.tasks.tracking.outcome import stage_cell, stage_headline
 
 if TYPE_CHECKING:
     from ratchet.components.recipes.plan import Stage
@@ -152,7 +153,8 @@ class Display:
 
     def failed(self, stage: Stage, error: BaseException) -> None:
         self._drop()
-        self.rows.append((stage.title, "stopped", "", type(error).__name__))
+        why = "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+        self.rows.append((stage.title, "stopped", "", why))
 
     def _drop(self) -> None:
         if self.live and self.task is not None:

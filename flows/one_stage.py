@@ -14,6 +14,7 @@ from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.process.locks import gpu_slots
 from ratchet.tasks.remote.exchange import Exchange
 from ratchet.tasks.stages import make
+from ratchet.tasks.tracking.ending import ending
 from ratchet.tasks.tracking.prefect_page import PrefectPage
 
 
@@ -52,8 +53,7 @@ def one_stage(
         if samples.exists():  # missing on machines without system metrics
             exchange.put_note(stage, key, samples)
     except BaseException as error:
-        pipeline.end(
-            "failed" if isinstance(error, Exception) else "stopped", error=f"{type(error).__name__}: {error}"
-        )
+        state, found = ending(error)
+        pipeline.end(state, **found)
         raise
     pipeline.end("finished")

@@ -133,7 +133,7 @@ def prompt_groups(
     return FilterResult(
         first_by_hash(kept, options.limit, seed),
         dropped,
-        {"repeated context": same, "over the limit": over_limit(kept, options.limit)},
+        {"prompts as before, left out": same, "over the limit": over_limit(kept, options.limit)},
     )
 
 

@@ -30,9 +30,10 @@ def certify(
     """
     import yaml
 
-    from ratchet.components.errors import RecipeError, redacted
+    from ratchet.components.errors import RecipeError
     from ratchet.components.recipes.check_data import check_files
     from ratchet.tasks.pipeline import Pipeline
+    from ratchet.tasks.tracking.ending import ending
 
     if wrong := next((one for one in limit if "=" not in one), None):
         raise RecipeError(f"--limit {wrong}: expected NAME=VALUE, such as min_accuracy=0.6")
@@ -51,9 +52,8 @@ def certify(
         for name in pipeline.stages:
             made = pipeline.make(name)
     except BaseException as error:
-        state = "failed" if isinstance(error, Exception) else "stopped"
-        why = redacted(f"{type(error).__name__}: {error}")
-        pipeline.end(state, error=why, failed_stage=pipeline.failing)
+        state, found = ending(error)
+        pipeline.end(state, **found, failed_stage=pipeline.failing)
         raise
     certificate = made.meta["certificate"]
     pipeline.end("finished")

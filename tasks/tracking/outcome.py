@@ -14,6 +14,7 @@ from typing import Any
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.storage.run_directory import RunDirectory
 from ratchet.components.storage.store import read_manifest
+from ratchet.tasks.tracking.counts import record_counts
 
 
 def run_files(home: Path) -> list[Path]:
@@ -130,8 +131,13 @@ def short_result(found: Mapping[str, Any]) -> str:
 def lines_of(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(label, text) lines on error, gates, versions and champion, for `run` and `show`."""
     lines: list[tuple[str, str]] = []
-    if found["state"] in ("failed", "stopped") and found["error"]:
-        where = f" (stage {found['failed_stage']})" if found["failed_stage"] else ""
+    where = f" (stage {found['failed_stage']})" if found["failed_stage"] else ""
+    if found["state"] in ("stopped", "interrupted"):
+        how = "by Ctrl-C or a signal" if found["state"] == "stopped" else "its process ended"
+        lines.append(
+            ("stopped", f"{how}{where}; finished stages and checkpoints are kept, the same command continues")
+        )
+    elif found["state"] == "failed" and found["error"]:
         lines.append(("error", found["error"].replace("\n", " ") + where))
     if found["state"] == "waiting":
         lines.append(("waits", f"for people: `ratchet label {found['run']}` serves the page"))
@@ -211,18 +217,6 @@ def stage_headline(meta: Mapping[str, Any]) -> str:
     found += [f"health: {why}" for why in meta.get("verdicts", ())]
     found += [f"WARNING: {why}" for why in meta.get("warnings", ())]
     return " · ".join(found)
-
-
-def record_counts(meta: Mapping[str, Any]) -> str:
-    """Record counts of a stage in one line: the eight largest counts, the others summed. All are in the
-    manifest and in MLflow.
-    """
-    counts = {name: number for name, number in meta.get("counts", {}).items() if number}
-    largest = sorted(counts, key=lambda name: -counts[name])[:8]
-    found = [f"{number:,} {name}" for name, number in counts.items() if name in largest]
-    if rest := [number for name, number in counts.items() if name not in largest]:
-        found.append(f"{sum(rest):,} of {len(rest)} other kinds")
-    return "; ".join(found)
 
 
 def stage_cell(meta: Mapping[str, Any]) -> str:

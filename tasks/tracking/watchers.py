@@ -7,13 +7,12 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from prefect.exceptions import Pause
-
 from ratchet.components.errors import redacted
 from ratchet.tasks.labels.waiting import Asking
 from ratchet.tasks.machine.system import sampled, samples_of
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.tracking.alerts import AlertWatcher
+from ratchet.tasks.tracking.ending import ending
 from ratchet.tasks.tracking.prefect_page import PrefectPage
 from ratchet.tasks.tracking.spending import spent_on
 from ratchet.tasks.tracking.upload import BackgroundUploader
@@ -37,12 +36,8 @@ def watched(pipeline: Pipeline, display: Any = None) -> Iterator[BackgroundUploa
         metas = [s.artifact.meta for s in pipeline.status() if s.artifact is not None]  # reused ones too
         found = {"spent": spent_on(metas, pipeline.profile.hardware)}
     except BaseException as error:
-        paused = isinstance(error, Pause)
-        state = "waiting" if paused else "failed" if isinstance(error, Exception) else "stopped"
-        found = {
-            "error": None if paused else f"{type(error).__name__}: {error}",
-            "failed_stage": pipeline.failing,
-        }
+        state, found = ending(error)
+        found["failed_stage"] = pipeline.failing
         raise
     finally:
         pipeline.end(state, **found)

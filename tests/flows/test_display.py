@@ -19,12 +19,13 @@ from ratchet.flows.commands.plan import print_plan
 from ratchet.flows.commands.show import print_outcome
 from ratchet.flows.display import Display, open_console
 from ratchet.tasks.pipeline import Pipeline
-from ratchet.tasks.tracking.outcome import numbers_of, record_counts, stage_headline
+from ratchet.tasks.tracking.counts import record_counts
+from ratchet.tasks.tracking.outcome import numbers_of, stage_headline
 
 DRAFTS = {
     "records": 7168,
     "groups": 3179,
-    "parse: has 1 speakers, not two": 3151,
+    "parse: has 1 speaker, not two": 3151,
     "normalise: text tidied": 1290,
     "remove_broken: one character": 4,
     "scrub: link replaced": 15,
@@ -47,13 +48,17 @@ SELECT = {
 def test_records_are_one_line_of_nonzero_counts() -> None:
     assert (
         record_counts({"counts": SELECT})
-        == "64 groups before; 3 ties; 2 margins under min_margin; 59 groups after best_worst"
+        == "64 groups before the selection; 3 ties; 2 margins under min_margin; 59 groups after best_worst"
     )
     assert record_counts({"counts": DRAFTS}) == (
-        "7,168 records; 3,179 groups; 3,151 parse: has 1 speakers, not two; 1,290 normalise: text "
-        "tidied; 15 scrub: link replaced; "
-        "1,749 length: truncated; 213 build: not rated; 771 build: uninformative rating; 14 of 3 other kinds"
+        "7,168 records; 3,179 groups; 3,151 × has 1 speaker, not two (parse); 1,290 × text tidied "
+        "(normalise); 15 × link replaced (scrub); 1,749 × truncated (length); 213 × not rated (build); "
+        "771 × uninformative rating (build); 14 of 3 other kinds"
     )
+    assert record_counts({"counts": {"groups short of responses": 1, "records": 1, "cut": 2}}) == (
+        "1 group of which an answer was left out; 1 record; 2 cut to max_tokens"
+    )
+    assert record_counts({"counts": {"groups short of responses": 2}}).startswith("2 groups of which")
     assert record_counts({}) == "" == record_counts({"counts": {"dropped": 0}})
 
 
@@ -70,10 +75,13 @@ def test_the_table_at_the_end_and_the_log_name_the_records() -> None:
         display.finished(stage, Artifact("groups", Path(), "k", meta={"steps": 3}), reused=True, seconds=0.0)
         console.print(display.table())
     log, _, table = console.file.getvalue().partition("stage ")  # type: ignore[attr-defined]
-    assert "select 1: done in 3 s  half [/done]\nselect 1: records: 64 groups before; 3 ties" in log
+    assert (
+        "select 1: done in 3 s  half [/done]\nselect 1: records: 64 groups before the selection; 3 ties"
+        in log
+    )
     assert (
         "half [/done]" in table
-        and "records: 64 groups before; 3 ties; 2 margins" in table
+        and "records: 64 groups before the selection; 3 ties; 2 margins" in table
         and table.count("records") == 1
     )
     assert (
@@ -109,7 +117,7 @@ def test_show_prints_the_records_and_mlflow_gets_every_count(publish, run_of, tm
         sft=publish("sft", counts={"records": 290, "over the limit": 130}),
     )
     shown = " ".join(CliRunner().invoke(app, ["show", "one", "--home", str(tmp_path)]).output.split())
-    for one in ("3,151 parse: has 1", "1,749 length: truncated", "290 records; 130 over"):
+    for one in ("3,151 × has 1", "1,749 × truncated (length)", "290 records; 130 more than `limit`"):
         assert one in shown
     assert numbers_of({"counts": DRAFTS})["counts.length: truncated"] == 1749.0
 

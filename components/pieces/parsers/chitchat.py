@@ -28,7 +28,11 @@ def chitchat(row: Mapping[str, Any]) -> list[Conversation]:
             turns.append((entry["sender"], [text]))
     speakers = list(dict.fromkeys(speaker for speaker, _ in turns))
     if len(speakers) != 2:
-        raise ValueError(f"has {len(speakers)} speakers, not two" if speakers else "has no messages")
+        raise ValueError(
+            f"has {len(speakers)} speaker{'s' * (len(speakers) > 1)}, not two"
+            if speakers
+            else "has no messages"
+        )
     roles = dict(zip(speakers, ("user", "assistant"), strict=True))
     ratings = {name: float(value) for name, value in sorted((row.get("ratings") or {}).items())}
     return [

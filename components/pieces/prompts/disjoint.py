@@ -16,10 +16,11 @@ def disjoint(prompts: Sequence[Prompt], count: int, round: int, rounds: int, see
     `RecipeError` if there are too few.
     """
     if count * rounds > len(prompts):
+        fewer = f"lower online.prompts_per_round to {len(prompts) // rounds} or fewer, or "
         raise RecipeError(
-            f"prompts disjoint: {rounds} rounds of {count} prompts need {count * rounds}, the data set has "
-            f"{len(prompts)}; lower online.prompts_per_round to {len(prompts) // rounds} or fewer, or use "
-            "fewer rounds"
+            f"online.prompts: `disjoint` uses no prompt twice: {rounds} rounds of {count} prompts need "
+            f"{count * rounds}, the data set has {len(prompts)}; {fewer if len(prompts) >= rounds else ''}"
+            "use fewer rounds"
         )
     order = sorted(prompts, key=lambda p: p.id)  # independent of file order
     random.Random(seed).shuffle(order)

@@ -21,5 +21,5 @@ def subset(
     chosen = {record.id for record in order[:count]}
     return FilterResult(
         [r for r in records if r.id in chosen],
-        [Rejected(r.id, "over the count", copy=True) for r in order[count:]],
+        [Rejected(r.id, f"more than {count} records", copy=True) for r in order[count:]],
     )

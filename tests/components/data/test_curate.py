@@ -131,7 +131,7 @@ def test_prompt_groups():
         == ["b", "d", "f"]
         == [g.trajectories[0].text for g in sifted.kept]
     )
-    assert sifted.changed == {"repeated context": 3, "over the limit": 0} and sifted.reasons() == {
+    assert sifted.changed == {"prompts as before, left out": 3, "over the limit": 0} and sifted.reasons() == {
         "no user turn with a reply": 1
     }
     assert len(prompt_groups([record], words, Contexts(per_conversation=2)).kept) == 2

@@ -500,7 +500,7 @@ def test_chitchat_turns(tmp_path):
     assert good.topic == "What if pigs could fly?" and good.rating == 3.0 and sifted.kept[1].topic is None
     assert sifted.reasons() == {
         "broken structure": 1,
-        "has 1 speakers, not two": 1,
+        "has 1 speaker, not two": 1,
         "has 3 speakers, not two": 1,
     }
 

@@ -68,7 +68,7 @@ def test_curation_counts_by_step_and_reason(tmp_path: Path) -> None:
     assert counted(summary) == {
         "records": 8,
         "groups": 4,
-        "parse: has 1 speakers, not two": 2,
+        "parse: has 1 speaker, not two": 2,
         "duplicates: duplicate": 1,
         "length: truncated": 1,
         "build: not rated": 1,

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from prefect.exceptions import Pause
 from typer.testing import CliRunner
 
 from ratchet.components.errors import RecipeError
 from ratchet.components.storage.run_directory import RunDirectory
 from ratchet.flows.cli import app
+from ratchet.tasks.tracking.ending import ending
 from ratchet.tasks.tracking.outcome import lines_of, outcome, short_result
 from ratchet.tasks.tracking.results import headline_metrics
 
@@ -209,3 +211,30 @@ def test_at_most_twelve_figures_headline_measure_first() -> None:
         "win_rate_reward_model_vs_base.mean": 0.6,
     }
     assert len(found) == 8 and found["final.length"] == 14.0 and headline_metrics({}) == {}
+
+
+@pytest.mark.parametrize("recorded", ["interrupted", "KeyboardInterrupt: "])
+def test_a_stopped_run_says_that_it_was_interrupted_and_how_it_continues(
+    tmp_path: Path, recorded: str
+) -> None:
+    run(tmp_path, "mine-1", state="stopped", error=recorded, failed_stage="sft", ended=1_700_000_100.0)
+    shown = " ".join(ratchet("show", "--home", str(tmp_path)).split())
+    assert (
+        "stopped by Ctrl-C or a signal (stage sft); finished stages and checkpoints are kept, the same "
+        "command continues" in shown
+    )
+    assert "KeyboardInterrupt" not in shown and "error" not in shown
+
+
+def test_a_run_whose_process_ended_says_how_it_continues(tmp_path: Path) -> None:
+    run(tmp_path, "mine-1", state="running")
+    found = outcome(tmp_path / "runs" / "mine-1")
+    assert found["state"] == "interrupted"
+    label, text = lines_of(found)[0]
+    assert label == "stopped" and text.startswith("its process ended;") and text.endswith("command continues")
+
+
+def test_the_end_of_a_run_is_recorded_by_the_kind_of_its_error() -> None:
+    assert ending(KeyboardInterrupt()) == ("stopped", {"error": "interrupted"})
+    assert ending(RecipeError("no")) == ("failed", {"error": "RecipeError: no"})
+    assert ending(Pause()) == ("waiting", {"error": None})
