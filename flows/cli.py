@@ -31,6 +31,7 @@ from ratchet.flows.commands.stage import stage
 from ratchet.flows.display import open_console, print_facts
 from ratchet.flows.running import Cancelled, environment_error, execute, finished
 from ratchet.tasks.process.locks import IfRunning
+from ratchet.tasks.process.piece_errors import piece_error
 
 if TYPE_CHECKING:
     from ratchet.tasks.pipeline import Pipeline
@@ -134,7 +135,7 @@ for command in COMMANDS:
 def main() -> None:
     """Entry point. Exit codes: 0; 1 for a `RatchetError` and for an error of the environment (disk full,
     server unreachable), which are one line, and for any other exception, with its traceback; 2 for a
-    `RecipeError`, and for wrong usage; 130 after Ctrl-C.
+    `RecipeError`, an error in the file of a piece, and for wrong usage; 130 after Ctrl-C.
     """
     try:
         app()
@@ -142,6 +143,9 @@ def main() -> None:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2 if isinstance(error, RecipeError) else 1)
     except Exception as error:
+        if (why := piece_error(error)) is not None:
+            typer.echo(f"error: {why}", err=True)
+            sys.exit(2)
         why = environment_error(error)
         if why is None:
             raise

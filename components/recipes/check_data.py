@@ -108,6 +108,16 @@ def _check_hub(address: str, kind: str) -> None:
         )
 
 
+def _check_scheme(address: str) -> None:
+    """`SourceError` for the address of a model that is a name only."""
+    if not re.search("[:/]", address):
+        raise SourceError(
+            f"{address!r} is no address of a model; write 'hub:ORGANISATION/{address}' for a repository of "
+            f"the Hugging Face Hub, 'path:{address}' for a folder, 'registry:{address}' for a model that a run "
+            "registered, or 'generate:tiny' for a tiny model that is made here"
+        )
+
+
 def _check_models(recipe: Recipe) -> None:
     """Each model has a valid address; local ones are complete, and the policy fits the recipe's sizes."""
     from ratchet.components.data.sources import check_address, local
@@ -141,6 +151,7 @@ def _check_models(recipe: Recipe) -> None:
         for key, address in (("source", model.source), ("base", model.base)):
             if address and not address.startswith((REGISTRY, "generate:")):
                 with _at(f"models.{name}.{key}"):
+                    _check_scheme(address)
                     _check_hub(address, "")
                     check_address(address, REGISTRY.rstrip(":"))
                     if address.startswith("path:") and family_of(local(address)):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from typing import Protocol
 
 from ratchet.components.errors import RecipeError
@@ -12,6 +14,9 @@ from ratchet.components.recipes.check_signature import check_signature
 from ratchet.components.recipes.conform import known_keys
 from ratchet.components.recipes.schema import Fit, Spec
 from ratchet.components.training.reduce import legal
+
+SHOWN = 3
+"""Pieces that an error names, of those that write a missing column."""
 
 
 class Groups(Protocol):
@@ -154,15 +159,44 @@ def _check_restrictions(spec: Spec, flow: Groups, at: str) -> None:
 
 
 def check_reads(reads: frozenset[str], have: set[str], name: str, where: str) -> None:
+    """`RecipeError` for columns that a piece `name` reads and that are not in `have`: it names a column of
+    similar name, or pieces that write it.
+    """
     missing = sorted(reads - have)
     if missing:
-        writers = [
-            f"{slot}: {other}"
-            for slot in ("select", "annotate")
-            for other, piece in catalogue(slot).items()
-            if piece.writes & set(missing)
-        ]
+        hints = "".join(_column_hint(column, have, where) for column in missing)
         raise RecipeError(
             f"{where}: {name!r} reads {missing}, which no earlier piece writes (available: {sorted(have)})"
-            + (f"; {', '.join(writers)} would" if 0 < len(writers) < 4 else "")
+            f"{hints}"
         )
+
+
+def _column_hint(column: str, have: set[str], where: str) -> str:
+    if alike := get_close_matches(column, have, 1, 0.8):
+        return f"; did you mean {alike[0]!r}?"
+    found = [
+        (f"{{name: {name}{options}}}", slot)
+        for slot in ("annotate", "select")
+        for name, piece in catalogue(slot).items()
+        if (options := _options_that_write(column, piece.writes)) is not None
+    ]
+    if not found:
+        return ""
+    slot = found[0][1]
+    names = [text for text, of in found if of == slot]
+    others = f", or {len(names) - SHOWN} others" if len(names) > SHOWN else ""
+    into = (
+        "a selector" if slot == "select" else f"in `annotate`{' or `prepare`' if '.updates' in where else ''}"
+    )
+    return f"; {column!r} is written by {', '.join(names[:SHOWN])}{others} ({into})"
+
+
+def _options_that_write(column: str, templates: Collection[str]) -> str | None:
+    """Options, as in `, model: reference`, with which a piece that writes `templates` writes the column; None
+    if there are none. A template that begins with an option could be any column.
+    """
+    for template in templates:
+        pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[\\w-]+)", re.escape(template))
+        if not template.startswith("{") and (match := re.fullmatch(pattern, column)):
+            return "".join(f", {option}: {value}" for option, value in match.groupdict().items())
+    return None

@@ -25,7 +25,7 @@ def lineage(model: Model, home: Home = OUT, as_json: Json = False) -> None:
     draw it in lineage/<stage>.svg of the run.
     """
     from ratchet.tasks.registry.lineage import resolve
-    from ratchet.tasks.registry.versions import events
+    from ratchet.tasks.registry.versions import events, fallback
 
     made, version = resolve(model, home)
     if as_json:
@@ -36,6 +36,8 @@ def lineage(model: Model, home: Home = OUT, as_json: Json = False) -> None:
     title = f"{version.name} version {version.version}" if version else made["product"]
     aliases = f" ({', '.join(version.aliases)})" if version and version.aliases else ""
     console.print(f"[bold]{title}[/bold]{aliases}")
+    if taken := fallback(model, version):
+        print_facts(console, [("note", taken)])
     print_facts(console, facts(made))
     if version:
         if "verdict" in version.tags:

@@ -20,6 +20,7 @@ def reproduce(
 ) -> None:
     """Train a checkpoint again in a fresh home and compare bit for bit. Exit code 1 if it differs."""
     from ratchet.tasks.registry.lineage import resolve
+    from ratchet.tasks.registry.versions import fallback
     from ratchet.tasks.tracking.reproduce import reproduce as replay
     from ratchet.tasks.tracking.reproduce import surroundings
 
@@ -29,6 +30,8 @@ def reproduce(
     console.print(
         f"Replaying {title}: {len(made['stages'])} stages of run {made['run']}, recipe {made['recipe']}."
     )
+    if taken := fallback(model, version):
+        console.print(f"note     {taken}")
     changed = surroundings(made)
     for line in changed:
         console.print(f"differs  {line}")

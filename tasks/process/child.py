@@ -13,7 +13,8 @@ import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ratchet.components.errors import RatchetError, StageError, redacted
+from ratchet.components.errors import RatchetError, RecipeError, StageError, redacted
+from ratchet.tasks.process.piece_errors import piece_error
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -70,6 +71,8 @@ def send_error(connection: Connection, where: str, error: BaseException, advice:
     """
     if isinstance(error, MemoryError):
         error = StageError(f"{where} ran out of memory; {advice}", died=True)
+    elif (why := piece_error(error)) is not None:
+        error = RecipeError(f"{where}: {why}")
     elif not isinstance(error, RatchetError):
         error = StageError(f"{where} failed: {type(error).__name__}: {error} (log: {log})")
     with contextlib.suppress(OSError):  # the stage is gone

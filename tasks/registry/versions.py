@@ -73,6 +73,15 @@ def find_version(name: str, number: str = "", alias: str = "", *, home: Path) ->
     )
 
 
+def fallback(model: str, version: Version | None) -> str:
+    """Which version was taken for a registered name without number or alias, if it has no champion; else
+    empty.
+    """
+    if version is None or model != version.name or "champion" in version.aliases:
+        return ""
+    return f"{model} has no champion: this is version {version.version}, the newest"
+
+
 def champion(name: str, *, home: Path) -> Version | None:
     """The version with the alias `champion`, or None."""
     return version_with_alias(history(name, home=home))
