@@ -113,8 +113,8 @@ def _check_scheme(address: str) -> None:
     if not re.search("[:/]", address):
         raise SourceError(
             f"{address!r} is no address of a model; write 'hub:ORGANISATION/{address}' for a repository of "
-            f"the Hugging Face Hub, 'path:{address}' for a folder, 'registry:{address}' for a model that a run "
-            "registered, or 'generate:tiny' for a tiny model that is made here"
+            f"the Hugging Face Hub, 'path:{address}' for a folder, 'registry:{address}' for a model that a "
+            "run registered, or 'generate:tiny' for a tiny model that is made here"
         )
 
 

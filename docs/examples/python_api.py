@@ -18,9 +18,10 @@ run = ratchet.run(recipe, home="out", until="evaluate")
 print(run, run.report)
 print(run.stages()[["stage", "seconds", "result"]])
 
-# %% The evaluation: one row a metric, with its 95 % interval.
+# %% The evaluation: one row a metric. Comparisons have a 95 % interval; means of one model have none.
 results = run.results()
-print(results.loc[["final.length", "final.ended"]])
+print(results.dropna())
+print(results.loc["final.length", "value"])
 
 # %% Training curves: one row a step.
 metrics = run.metrics("optimise_1").set_index("step")

@@ -14,6 +14,8 @@ from ratchet.flows.commands.options import OUT, Home, Json, Limit, ProfileOption
 from ratchet.flows.display import open_console, table_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ratchet.components.recipes.profile import Profile
     from ratchet.components.recipes.schema import Recipe
     from ratchet.tasks.pipeline import Pipeline
@@ -75,14 +77,14 @@ def _as_json(pipeline: Pipeline, estimate: bool) -> dict[str, Any]:
             }
     return {
         "run": pipeline.run.name,
-        "quantities": quantities(pipeline.recipe, pipeline.profile),
+        "quantities": quantities(pipeline.recipe, pipeline.profile, groups_made(pipeline)),
         "stages": stages,
     }
 
 
 def print_plan(console: Console, pipeline: Pipeline, *, full: bool = False) -> None:
     """Print batch sizes and counts, with `full` the stages too, and how many stages are finished."""
-    console.print(sizes(pipeline.recipe, pipeline.profile))
+    console.print(sizes(pipeline.recipe, pipeline.profile, groups_made(pipeline)))
     statuses = pipeline.status()
     done = sum(s.state == "done" for s in statuses)
     if full:
@@ -98,13 +100,21 @@ def print_plan(console: Console, pipeline: Pipeline, *, full: bool = False) -> N
     )
 
 
-def sizes(recipe: Recipe, profile: Profile) -> Table:
+def groups_made(pipeline: Pipeline) -> dict[str, int]:
+    """Number of groups of each split, once the data are curated."""
+    made = pipeline.store.get("curated", pipeline.stages["curated"].key)
+    return {name: one["groups"] for name, one in made.meta.get("splits", {}).items()} if made else {}
+
+
+def sizes(recipe: Recipe, profile: Profile, made: Mapping[str, int] | None = None) -> Table:
     """The table of `quantities`."""
-    return table_of(("quantity", "value"), quantities(recipe, profile).items(), right=["value"])
+    return table_of(("quantity", "value"), quantities(recipe, profile, made).items(), right=["value"])
 
 
-def quantities(recipe: Recipe, profile: Profile) -> dict[str, Any]:
-    """Batch sizes, counts and token limits by unit, derived from the recipe and its profile."""
+def quantities(recipe: Recipe, profile: Profile, made: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """Batch sizes, counts and token limits by unit, derived from the recipe and its profile. `made`: number
+    of groups of the splits, where it is known; without it a number is a maximum.
+    """
     from ratchet.components.estimates.sizes import units
     from ratchet.components.recipes.phases import sections
     from ratchet.components.recipes.schema import Learn, Online, Reward
@@ -146,7 +156,9 @@ def quantities(recipe: Recipe, profile: Profile) -> dict[str, Any]:
                 rows[f"max {name} responses per step"] = section.fit.batch * count
     rows["cycles"] = recipe.cycles if recipe.cycle else None
     if recipe.evaluate:
-        rows["held-out prompts"] = recipe.evaluate.prompts
+        there = (made or {}).get(recipe.evaluate.data)
+        most = recipe.evaluate.prompts
+        rows["max held-out prompts" if there is None else "held-out prompts"] = min(most, there or most)
         rows["responses per held-out prompt"] = recipe.evaluate.responses_per_prompt
         rows["max tokens per held-out response"] = recipe.evaluate.max_tokens
     rows["training ranks"] = profile.ranks

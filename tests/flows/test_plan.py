@@ -11,7 +11,7 @@ from ratchet.components.errors import RecipeError
 from ratchet.components.recipes.recipe import load
 from ratchet.flows.cli import app
 from ratchet.flows.commands.estimate import check_fits
-from ratchet.flows.commands.plan import sizes
+from ratchet.flows.commands.plan import quantities, sizes
 from ratchet.tasks.pipeline import Pipeline
 
 DEVICE = {"training ranks": "1", "tokens per forward pass and rank": "2048"}
@@ -72,7 +72,7 @@ def test_a_machine_is_too_small_only_once_the_length_of_the_texts_is_known(
                 "max tokens per response": "40",
                 "online pairs per step": "8",
                 "epochs per round": "1",
-                "held-out prompts": "128",
+                "max held-out prompts": "128",
                 "responses per held-out prompt": "2",
                 "max tokens per held-out response": "40",
             },
@@ -82,7 +82,7 @@ def test_a_machine_is_too_small_only_once_the_length_of_the_texts_is_known(
             {
                 "offline pairs per step": "16",
                 "offline epochs": "1",
-                "held-out prompts": "32",
+                "max held-out prompts": "32",
                 "responses per held-out prompt": "1",
                 "max tokens per held-out response": "24",
             },
@@ -98,7 +98,7 @@ def test_a_machine_is_too_small_only_once_the_length_of_the_texts_is_known(
                 "online prompts per step": "8",
                 "max online responses per step": "64",
                 "epochs per round": "1",
-                "held-out prompts": "32",
+                "max held-out prompts": "32",
                 "responses per held-out prompt": "1",
                 "max tokens per held-out response": "24",
             },
@@ -114,7 +114,7 @@ def test_a_machine_is_too_small_only_once_the_length_of_the_texts_is_known(
                 "online prompts per step": "16",
                 "max online responses per step": "32",
                 "epochs per round": "2",
-                "held-out prompts": "32",
+                "max held-out prompts": "32",
                 "responses per held-out prompt": "1",
                 "max tokens per held-out response": "24",
             },
@@ -127,6 +127,14 @@ def test_plan_lists_every_quantity_with_its_unit(name: str, expected: dict[str, 
 
 def test_the_control_has_the_sizes_of_what_it_controls() -> None:
     assert table("chat_offline") == table("chat")
+
+
+def test_held_out_prompts_are_as_many_as_the_data_have() -> None:
+    recipe, profile = load("dpo")
+    assert quantities(recipe, profile)["max held-out prompts"] == 32
+    for there, used in ((18, 18), (90, 32)):
+        found = quantities(recipe, profile, {"evaluate": there})
+        assert found["held-out prompts"] == used and "max held-out prompts" not in found
 
 
 def test_plan_shows_profile_and_fit_quantities() -> None:

@@ -35,8 +35,8 @@ class DifficultyPool:
     ) -> list[Prompt]:
         if count > len(prompts):
             raise RecipeError(
-                f"prompts difficulty_pool: prompts_per_round is {count}, the data set has {len(prompts)} "
-                "prompts"
+                "the sampler `difficulty_pool` draws no prompt twice in a round: prompts_per_round is "
+                f"{count}, the data set has {len(prompts)} prompts; lower it to {len(prompts)} or fewer"
             )
         rng = random.Random(f"{seed}/{round}")
         keyed = []

@@ -16,9 +16,9 @@ def disjoint(prompts: Sequence[Prompt], count: int, round: int, rounds: int, see
     `RecipeError` if there are too few.
     """
     if count * rounds > len(prompts):
-        fewer = f"lower online.prompts_per_round to {len(prompts) // rounds} or fewer, or "
+        fewer = f"lower prompts_per_round to {len(prompts) // rounds} or fewer, or "
         raise RecipeError(
-            f"online.prompts: `disjoint` uses no prompt twice: {rounds} rounds of {count} prompts need "
+            f"the sampler `disjoint` uses no prompt twice: {rounds} rounds of {count} prompts need "
             f"{count * rounds}, the data set has {len(prompts)}; {fewer if len(prompts) >= rounds else ''}"
             "use fewer rounds"
         )

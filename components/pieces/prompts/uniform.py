@@ -17,6 +17,7 @@ def uniform(prompts: Sequence[Prompt], count: int, round: int, rounds: int, seed
     """
     if count > len(prompts):
         raise RecipeError(
-            f"prompts uniform: prompts_per_round is {count}, the data set has {len(prompts)} prompts"
+            f"the sampler `uniform` draws no prompt twice in a round: prompts_per_round is {count}, the data "
+            f"set has {len(prompts)} prompts; lower it to {len(prompts)} or fewer"
         )
     return random.Random(f"{seed}/{round}").sample(sorted(prompts, key=lambda p: p.id), count)

@@ -7,12 +7,15 @@ import shutil
 import xml.etree.ElementTree as ET
 
 import pytest
+from typer.testing import CliRunner
 
 from ratchet.components.errors import RecipeError, StoreError
 from ratchet.components.storage.store import Store
+from ratchet.flows.cli import app
 from ratchet.flows.commands.lineage import draw
 from ratchet.tasks.registry.lineage import of_product, resolve
 from ratchet.tasks.registry.registry import promote, register
+from ratchet.tasks.registry.versions import fallback
 
 
 @pytest.fixture
@@ -122,3 +125,18 @@ def test_registered_version_has_its_lineage_without_the_store(chain, tmp_path, m
     ):
         with pytest.raises(RecipeError, match=message):
             resolve(name, tmp_path)
+
+
+def test_a_name_without_champion_says_which_version_was_taken(chain, tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    recorded = of_product(chain[2].path)
+    for _ in range(2):
+        newest = register(chain[2].path, "policy", lineage=recorded, home=tmp_path)
+    note = f"policy has no champion: this is version {newest}, the newest"
+    assert fallback("policy", resolve("policy", tmp_path)[1]) == note
+    shown = CliRunner().invoke(app, ["lineage", "policy", "--home", str(tmp_path)], catch_exceptions=False)
+    assert f"policy version {newest}" in shown.output and note in shown.output
+    assert fallback("policy:1", resolve("policy:1", tmp_path)[1]) == ""
+    promote("policy", "1", {"passed": True}, home=tmp_path)
+    found = resolve("policy", tmp_path)[1]
+    assert found is not None and found.version == "1" and fallback("policy", found) == ""

@@ -26,7 +26,7 @@ def test_disjoint():
     assert len({p for r in rounds for p in r}) == 18
     assert choose("disjoint", 2, prompts=PROMPTS[::-1]) == rounds[1]
     assert choose("disjoint", 2, seed=1) != rounds[1]
-    with pytest.raises(RecipeError, match=r"^online\.prompts: `disjoint` .*21.*20; lower.*to 6"):
+    with pytest.raises(RecipeError, match=r"^the sampler `disjoint` .*21.*20; lower.*to 6"):
         choose("disjoint", 1, count=7)
     with pytest.raises(RecipeError, match=r"has 2; use fewer rounds$"):
         choose("disjoint", 1, prompts=PROMPTS[:2])
