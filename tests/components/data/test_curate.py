@@ -14,8 +14,9 @@ from ratchet.components.data.curate import curate
 from ratchet.components.data.curation_report import pair_report, rating_report
 from ratchet.components.data.digests import digest
 from ratchet.components.data.groups import read_groups
+from ratchet.components.data.lost_records import check_loss
 from ratchet.components.data.pair_builders import preference_pairs
-from ratchet.components.data.records import Conversation
+from ratchet.components.data.records import Conversation, Rejected
 from ratchet.components.data.sources import fetch
 from ratchet.components.data.splits import drop_near_duplicates, split, split_key
 from ratchet.components.data.statistics import alternates, statistics
@@ -507,3 +508,14 @@ def test_default_splits_are_those_that_stages_read(tmp_path):
         curate({}, talks, words, tmp_path / "out", 0, ("reward", "reward_validation"))
     with pytest.raises(DataError, match=r"'pairs'"):
         curate({"splits": {"pairs": 1}}, talks, words, tmp_path / "out", 0)
+
+
+def test_the_warning_of_lost_records_shows_reasons_with_a_colon_whole() -> None:
+    reason = "the text has no prompt: set `data.parser: {name: text, prompt: ...}`"
+    lost = [("parse", Rejected(str(i), reason, detail=f"rows.jsonl, line {i}")) for i in range(3)]
+    (warning,) = check_loss(lost, 30, 0.25, "are lost", None)
+    assert f"by step: parse: {reason} (3)" in warning
+    with pytest.raises(GateError) as stopped:
+        check_loss(lost, 30, 0.05, "are lost", None)
+    assert f"parse: {reason} (3)" in str(stopped.value)
+    assert f"The first is '0' ({reason}: rows.jsonl, line 0)" in str(stopped.value)
