@@ -6,7 +6,8 @@ the arms' plans and all files of these stages are the same (but for manifests an
 which have a date), later stages read the same, and the verdict gets its key of the present definitions; else
 it stays stale. Meant for changes of how data are read. `--short`: for changes of code that every stage has
 and that must not change what it computes, two small steps of every stage of every arm are compared instead,
-with one seed. Where training or sampling changed, `ratchet claims --stale` measures again.
+with one seed; claims about a downloaded policy stay stale. Where training or sampling changed, `ratchet
+claims --stale` measures again.
 """
 
 from __future__ import annotations
@@ -77,6 +78,10 @@ def unchanged(arms: Mapping[str, Sequence[str]], first: Outputs, second: Outputs
     ]
 
 
+def _is_generated(recipe: str) -> bool:
+    return load(recipe)[0].models["policy"].source.startswith("generate:")
+
+
 def _output(tree: Path, *arguments: str) -> str:
     """What Python prints with the code of a checkout."""
     environment = {**os.environ, "PYTHONPATH": str(tree / "infra" / "package")}
@@ -96,8 +101,11 @@ def main() -> None:
     verdicts = {name: one for name, one in read().items() if status.get(name) == "current"}
     claims = {name: claim for name in verdicts if (claim := load(name)[0].claim)}
     arms = {name: [name, *claim.recipes] for name, claim in claims.items()}
+    if given.short:
+        arms = {name: own for name, own in arms.items() if all(map(_is_generated, own))}
     seeds: dict[str, set[int]] = defaultdict(set)
-    for name, claim in claims.items():
+    for name in arms:
+        claim = claims[name]
         for recipe in arms[name]:
             seeds[recipe] |= set(range(claim.first_seed, claim.first_seed + claim.most_seeds))
     if given.short:
