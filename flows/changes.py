@@ -19,7 +19,8 @@ from prefect.utilities.templating import PlaceholderType, find_placeholders
 
 from ratchet.components.errors import RecipeError
 from ratchet.flows.alerts import alert_change, or_none
-from ratchet.flows.deployments import Deployment, Place, Plan, WorkPool, stage_deployment
+from ratchet.flows.deployments import MACHINES, Deployment, Place, Plan, StagePlace, WorkPool, deployment_of
+from ratchet.flows.one_machine import one_machine
 from ratchet.flows.one_stage import one_stage
 from ratchet.flows.post_training import post_training
 from ratchet.tasks.process.locks import REGISTRY
@@ -63,11 +64,13 @@ def changes(
         set_limit = partial(client.upsert_global_concurrency_limit_by_name, name, limit)
         found.append(_change("slots", name, before, {"limit": limit}, set_limit))
     for deployment in plan.deployments:
-        found += [_stage(deployment, does, plan, client, workspace) for does in deployment.stages]
+        found += [_further(deployment, key, plan, client, workspace) for key in deployment.further]
         found.append(_deployment(deployment, plan, client, workspace))
     found += [_change("alert", name, *alert_change(name, one, client)) for name, one in plan.alerts.items()]
     managed = client.read_deployments(
-        flow_filter=FlowFilter(name=FlowFilterName(any_=[post_training.name, one_stage.name])),
+        flow_filter=FlowFilter(
+            name=FlowFilterName(any_=[post_training.name, one_stage.name, one_machine.name])
+        ),
         deployment_filter=DeploymentFilter(tags=DeploymentFilterTags(all_=[OURS])),
     )
     return found + [
@@ -79,7 +82,7 @@ def changes(
 
 def _check_blocks(plan: Plan, templates: Mapping[str, Any], client: SyncPrefectClient) -> None:
     """`RecipeError` for a missing block, which Prefect resolves only when a run starts, and crashes."""
-    places = [place for one in plan.deployments for place in (one.work_pool, *one.stages.values())]
+    places = [place for one in plan.deployments for place in (one.work_pool, *one.further.values())]
     for place in places:
         for slug, name in sorted(_blocks(templates[place.name], place.job_variables)):
             # False: without its secrets
@@ -129,23 +132,33 @@ def _pool(name: str, pool: WorkPool, template: Mapping[str, Any], client: SyncPr
     return _change("work pool", name, _attributes(known, wanted), wanted, carry_out)
 
 
-def _stage(
-    deployment: Deployment, does: str, plan: Plan, client: SyncPrefectClient, workspace: Path
+def _further(
+    deployment: Deployment, key: str, plan: Plan, client: SyncPrefectClient, workspace: Path
 ) -> Change:
-    """The deployment for remote stages of one kind; no concurrency limit besides the pool's."""
-    place = deployment.stages[does]
+    """The deployment for remote stages of one kind, or for the further machines of stages; no concurrency
+    limit besides the pool's.
+    """
+    place, parameters = deployment.further[key], dict[str, Any]()
+    flow, description = one_machine, f"Further machines of the stages of {deployment.name}."
+    if isinstance(place, StagePlace):
+        flow, description = one_stage, f"Stages of {deployment.name} that do `{key}`."
+        parameters = {"home": place.home, "machines": _machines(deployment)}
     wanted = {
-        "description": f"Stages of {deployment.name} that do `{does}`.",
+        "description": description,
         "tags": [OURS],
-        "parameters": {"home": place.home, "gpus": place.gpus},
-        **_settings(one_stage, place, place.gpus, plan, workspace),
+        "parameters": {**parameters, "gpus": place.gpus},
+        **_settings(flow, place, place.gpus, plan, workspace),
     }
-    return _of_flow(one_stage, stage_deployment(deployment, does), wanted, client)
+    return _of_flow(flow, deployment_of(deployment, key), wanted, client)
+
+
+def _machines(deployment: Deployment) -> str | None:
+    return f"{one_machine.name}/{deployment_of(deployment, MACHINES)}" if deployment.machines else None
 
 
 def _deployment(deployment: Deployment, plan: Plan, client: SyncPrefectClient, workspace: Path) -> Change:
     """The deployment of a recipe. It makes one run at a time."""
-    remote = {does: f"{one_stage.name}/{stage_deployment(deployment, does)}" for does in deployment.stages}
+    remote = {does: f"{one_stage.name}/{deployment_of(deployment, does)}" for does in deployment.stages}
     wanted = {
         "description": deployment.description,
         "tags": sorted({OURS, *deployment.tags}),
@@ -159,6 +172,7 @@ def _deployment(deployment: Deployment, plan: Plan, client: SyncPrefectClient, w
             "gpus": deployment.gpus,
             "artifacts": deployment.artifacts,
             "remote_stages": remote,
+            "machines": _machines(deployment),
         },
         **_settings(post_training, deployment.work_pool, deployment.gpus, plan, workspace),
     }

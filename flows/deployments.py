@@ -17,6 +17,7 @@ from zoneinfo import available_timezones
 from ratchet.components.errors import RecipeError, nearest
 from ratchet.components.recipes.conform import conform, record
 from ratchet.components.recipes.plan import plan as stages_of
+from ratchet.components.recipes.profile import Profile
 from ratchet.components.recipes.ranges import Bool, Count, Natural
 from ratchet.components.recipes.recipe import load
 from ratchet.components.recipes.yaml_files import read_yaml
@@ -25,7 +26,7 @@ from ratchet.flows.commands.options import Until
 from ratchet.tasks.process.locks import REGISTRY, IfRunning
 from ratchet.tasks.remote.exchange import check as check_address
 
-SCHEMA = 1
+SCHEMA, MACHINES = 1, "machines"
 When = Literal["failed", "late", "drift", "health", "cancelled", "labels"]
 
 
@@ -62,10 +63,18 @@ class Place:
 
 
 @record
-class StagePlace(Place):
-    """Work pool for stages of one kind. `gpus`: GPUs per stage; `home`: directory on its worker."""
+class MachinesPlace(Place):
+    """Work pool for the further machines of a stage over `machines` of the profile. `gpus`: GPUs per machine.
+    The home is that of the stage: it has the same path on all machines.
+    """
 
     gpus: Natural = 0
+
+
+@record
+class StagePlace(MachinesPlace):
+    """Work pool for stages of one kind. `gpus`: GPUs per stage; `home`: directory on its worker."""
+
     home: str = "out"
 
 
@@ -76,6 +85,8 @@ class Deployment:
 
     `stages`: kind of stage (`sft`, `rollout`, ...) → work pool, for stages that run in another pool than the
     flow; outputs are exchanged through `artifacts`, a directory or object store reachable by all workers.
+    `machines`: work pool whose workers supply the further machines of stages over several; null: they join by
+    `ratchet join`.
     """
 
     name: str
@@ -90,9 +101,15 @@ class Deployment:
     gpus: Natural = 0
     stages: Mapping[str, StagePlace] = field(default_factory=dict)
     artifacts: str | None = None
+    machines: MachinesPlace | None = None
     description: str = ""
     tags: Sequence[str] = ()
     paused: Bool | None = None  # null keeps the state chosen in the Prefect UI
+
+    @property
+    def further(self) -> dict[str, MachinesPlace]:
+        """Places besides the flow's: those of stages by kind, and that of `machines`."""
+        return {**self.stages, **({MACHINES: self.machines} if self.machines else {})}
 
 
 @record
@@ -117,11 +134,11 @@ class Plan:
 
     @property
     def names(self) -> list[str]:
-        """Names of all deployments, those of stages in other pools too."""
+        """Names of all deployments, those of stages and machines in other pools too."""
         return [
             name
             for one in self.deployments
-            for name in (one.name, *(stage_deployment(one, does) for does in one.stages))
+            for name in (one.name, *(deployment_of(one, key) for key in one.further))
         ]
 
 
@@ -171,8 +188,8 @@ def _check(deployment: Deployment, plan: Plan, templates: Mapping[str, Any]) -> 
     _check_place(deployment.work_pool, deployment.gpus, deployment.home, "work_pool", plan, templates)
     for index, schedule in enumerate(deployment.schedules):
         _check_schedule(schedule, f"schedules[{index}]")
-    recipe = load(deployment.recipe, overrides=deployment.overrides, profile=deployment.profile)
-    stages = stages_of(*recipe).values()
+    recipe, profile = load(deployment.recipe, overrides=deployment.overrides, profile=deployment.profile)
+    stages = stages_of(recipe, profile).values()
     does = {stage.does for stage in stages}
     asks = {one.does for one in stages if one.does in WAITING and not one.options["people"]["simulated"]}
     for name, place in deployment.stages.items():
@@ -196,6 +213,36 @@ def _check(deployment: Deployment, plan: Plan, templates: Mapping[str, Any]) -> 
                 "stages in other pools need `artifacts`, a directory or object store reachable by all workers"
             )
         check_address(deployment.artifacts)
+    if deployment.machines:
+        _check_machines(deployment, deployment.machines, profile, plan, templates)
+
+
+def _check_machines(
+    deployment: Deployment, place: MachinesPlace, profile: Profile, plan: Plan, templates: Mapping[str, Any]
+) -> None:
+    """`RecipeError` if the machines of a stage could never all run at the same time."""
+    count, further = profile.machines, profile.machines - 1
+    if not further:
+        raise RecipeError(
+            f"machines: the profile {profile.name} has `machines: 1`; remove it, or use a profile of several "
+            "machines"
+        )
+    leaders = [(deployment.work_pool, deployment.gpus, deployment.home)]
+    leaders += [(stage, stage.gpus, stage.home) for stage in deployment.stages.values()]
+    for leader, gpus, home in leaders:
+        _check_place(place, place.gpus, home, MACHINES, plan, templates)
+        runs = further + (leader.name == place.name)
+        limit = plan.work_pools[place.name].concurrency_limit
+        if limit is not None and runs > limit:
+            raise RecipeError(
+                f"machines: a stage on {count} machines needs {runs} runs at once in {place.name!r}, whose "
+                f"concurrency_limit is {limit}; raise it or use another pool"
+            )
+        if (total := gpus + further * place.gpus) > plan.slots.get("gpu", 0):
+            raise RecipeError(
+                f"machines: a stage on {count} machines needs {total} GPUs, but slots.gpu is "
+                f"{plan.slots.get('gpu', 0)}"
+            )
 
 
 def _check_place(
@@ -247,6 +294,6 @@ def _template(folder: Path, name: str, pool: WorkPool) -> dict[str, Any]:
     return template
 
 
-def stage_deployment(deployment: Deployment, does: str) -> str:
-    """Name of the deployment that runs a deployment's stages of one kind."""
-    return f"{deployment.name}.{does}"
+def deployment_of(deployment: Deployment, key: str) -> str:
+    """Name of the deployment of a deployment's stages of one kind, or of its `machines`."""
+    return f"{deployment.name}.{key}"

@@ -13,6 +13,7 @@ from ratchet.tasks.machine.system import sampled, samples_of
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.process.locks import gpu_slots
 from ratchet.tasks.remote.exchange import Exchange
+from ratchet.tasks.remote.remote_machines import RemoteMachines
 from ratchet.tasks.stages import make
 from ratchet.tasks.tracking.ending import ending
 from ratchet.tasks.tracking.prefect_page import PrefectPage
@@ -20,9 +21,18 @@ from ratchet.tasks.tracking.prefect_page import PrefectPage
 
 @flow(name="one_stage", flow_run_name="{run}-{stage}", persist_result=False, validate_parameters=False)
 def one_stage(
-    recipe: str, *, stage: str, key: str, run: str, artifacts: str, home: str = "out", gpus: int = 0
+    recipe: str,
+    *,
+    stage: str,
+    key: str,
+    run: str,
+    artifacts: str,
+    home: str = "out",
+    gpus: int = 0,
+    machines: str | None = None,
 ) -> None:
-    """Download the stage's inputs from `artifacts`, run the stage, upload its output.
+    """Download the stage's inputs from `artifacts`, run the stage, upload its output. `machines`: as in
+    `post_training`.
 
     `recipe` is the run's resolved recipe (`ratchet.components.recipes.recipe.dump`). `ContractError` if this
     worker's code gives the stage another key than the run's, or an input is missing; otherwise the errors of
@@ -37,6 +47,7 @@ def one_stage(
             f"the run's is {key[:16]}; bring both to the same revision"
         )
     pipeline.watchers[:] = [PrefectPage()]
+    pipeline.machines = RemoteMachines(machines) if machines else None
     pipeline.begin()  # before the first download, so that `ratchet gc` keeps the inputs
     try:
         for name in planned.inputs.values():

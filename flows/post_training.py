@@ -21,6 +21,7 @@ from ratchet.tasks.process.cancelling import cancel_on_prefect_request
 from ratchet.tasks.process.locks import IfRunning, file_lock, gpu_slots
 from ratchet.tasks.registry.registration import model_of, register_run
 from ratchet.tasks.remote.exchange import Exchange
+from ratchet.tasks.remote.remote_machines import RemoteMachines
 from ratchet.tasks.remote.remote_stage import RemoteStage
 from ratchet.tasks.stages import make
 from ratchet.tasks.tracking.watchers import watched
@@ -38,6 +39,7 @@ def post_training(
     gpus: int = 0,
     remote_stages: dict[str, str] | None = None,
     artifacts: str | None = None,
+    machines: str | None = None,
     display: Any = None,
     limit: int | None = None,
 ) -> dict[str, Any]:
@@ -47,13 +49,16 @@ def post_training(
     sample on this machine hold `gpus` slots of the Prefect concurrency limit `gpu` while they run. A run of a
     deployment is suspended while people label; the labelling page resumes it.
     `remote_stages` maps kinds of stages to the deployments that run them; those exchange outputs through the
-    address `artifacts`. `limit` makes it a smoke test. Raises `BusyError` and the errors of the stages.
+    address `artifacts`. `machines` is the deployment of `one_machine` that supplies the further machines of a
+    stage; without it they join by `ratchet join`. `limit` makes it a smoke test. Raises `BusyError` and the
+    errors of the stages.
     """
     pipeline = Pipeline.open(recipe, home=Path(home), overrides=overrides or (), profile=profile, limit=limit)
     pipeline.remote |= {
         does: RemoteStage(Exchange(artifacts or ""), deployment)
         for does, deployment in (remote_stages or {}).items()
     }
+    pipeline.machines = RemoteMachines(machines) if machines else None
     with (
         cancel_on_prefect_request(),
         file_lock(pipeline.run.path / "lock", f"run {pipeline.run.name}", if_running),

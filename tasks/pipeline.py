@@ -8,6 +8,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -72,6 +73,8 @@ class Pipeline:
     devices: tuple[str, ...] = ()  # CUDA_VISIBLE_DEVICES of stages; empty: those visible to this process
     # kind of stage -> function that runs it remotely
     remote: dict[str, Callable[[Pipeline, Stage], Artifact]] = field(default_factory=dict)
+    # requests the further machines of a stage while it runs (`tasks/remote/remote_machines.py`)
+    machines: Callable[[str, Stage, Path], AbstractContextManager[Callable[[], None]]] | None = None
     failing: str | None = None  # the stage that failed, unless a retry succeeded
     # registered versions that the recipe's aliases resolve to in this run
     registry: dict[str, Any] = field(default_factory=dict)
@@ -194,13 +197,17 @@ class Pipeline:
         if stage.does == "fetch_model" and source.startswith(REGISTRY):  # stage processes have no registry
             version = version_of(source, stage.name, self.store.home)
             bring(version, work.progress / REGISTERED, self.store.home, stage.options["sha256"])
-        return launch(
-            as_request(stage.does, with_kv_cache_size(self, stage), inputs, work.root),
-            self.run.path / "logs" / f"{stage.name}.log",
-            inline=self.profile.launch == "inline",
-            tick=_follow((work.metrics, work.steps), stage, self._notify),
-            devices=self.devices,
-        )
+        ticks = [_follow((work.metrics, work.steps), stage, self._notify)]
+        with contextlib.ExitStack() as stack:
+            if self.machines is not None:
+                ticks.append(stack.enter_context(self.machines(self.run.name, stage, work.root)))
+            return launch(
+                as_request(stage.does, with_kv_cache_size(self, stage), inputs, work.root),
+                self.run.path / "logs" / f"{stage.name}.log",
+                inline=self.profile.launch == "inline",
+                tick=lambda: [tick() for tick in ticks],
+                devices=self.devices,
+            )
 
     def _run_remotely(self, stage: Stage) -> Artifact:
         self._notify("started", stage, self.store.path(stage.name, stage.key) / "metrics.jsonl")

@@ -43,7 +43,7 @@ def launch(
     log: Path,
     *,
     inline: bool = False,
-    tick: Callable[[], None] | None = None,
+    tick: Callable[[], object] | None = None,
     devices: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Run the stage and return its metadata. Output goes to `log`. `devices`: GPUs visible to the stage, as

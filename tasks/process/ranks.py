@@ -131,7 +131,8 @@ def execute_on_ranks(request: Mapping[str, Any], log: str) -> dict[str, Any]:
     except RendezvousTimeoutError:
         raise StageError(
             f"{job.name} needs {machines} machines, but not all joined within {JOIN_SECONDS} s; run "
-            f"`{command}` on each of the others (it prints why it cannot join), then run this command again"
+            f"`{command}` on each of the others (it prints why it cannot join), or start workers of the pool that "
+            "the deployment names for `machines`, then run again"
         ) from None
     except ChildFailedError:
         raise failure_of(job) from None
@@ -267,7 +268,7 @@ def failure_of(job: Job) -> RatchetError:
             smaller = "use a smaller profile (tokens_per_microbatch), more ranks or a higher zero_stage"
             return failed(rank, f"ran out of memory; {smaller}")
     for host in sorted(file.stem for file in job.reports.glob("*.left")):
-        text = f"{job.name}: `ratchet join` was stopped on {host}; {advice(min(found))}"
+        text = f"{job.name}: `ratchet join` was stopped on {host}, or its flow run; {advice(min(found))}"
         return StageError(text, died=True)
     for rank, (kind, text) in raised.items():
         gone = " (another machine may be gone)" if job.machines > 1 else ""

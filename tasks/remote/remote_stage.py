@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ratchet.components.errors import ServiceError, StageError
 from ratchet.components.recipes.plan import Stage
@@ -21,6 +22,9 @@ from ratchet.components.types import Artifact
 from ratchet.tasks.machine.system import rebase_timestamps, samples_of
 from ratchet.tasks.pipeline import Pipeline
 from ratchet.tasks.remote.exchange import Exchange
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import State
 
 log = logging.getLogger("ratchet.remote_stage")
 POLL = 2.0  # seconds between polls of a stage's flow run
@@ -61,7 +65,6 @@ class RemoteStage:
         from httpx import HTTPError
         from prefect.client.orchestration import get_client
         from prefect.deployments import run_deployment
-        from prefect.exceptions import ObjectNotFound
         from prefect.states import Cancelling
 
         mark, own = f"key:{stage.key[:16]}", pipeline.run.name
@@ -73,34 +76,48 @@ class RemoteStage:
             "artifacts": self.exchange.address,
         }
         options = {"parameters": given, "tags": [mark], "timeout": 0, "flow_run_name": f"{own}-{stage.name}"}
-        try:
-            with get_client(sync_client=True) as client:
-                run: Any = _under_way(client, mark, self.exchange.address)
-                run = run or run_deployment(self.deployment, **options)
-                ours = run.parameters.get("run") == own
-                try:
-                    state = _ended(client, run.id, f"stage {stage.name!r} of {self.deployment}")
-                except HTTPError:  # the remote run continues and is found at the next attempt
-                    raise
-                except BaseException:
-                    if ours:  # otherwise another run may still need it
-                        client.set_flow_run_state(run.id, Cancelling(), force=True)
-                    raise
-        except ObjectNotFound as error:
-            raise ServiceError(
-                f"the Prefect server has no deployment {self.deployment}; create it with `ratchet deploy`"
-            ) from error
-        except HTTPError as error:
-            raise ServiceError(
-                f"the Prefect server does not answer about {self.deployment}: {type(error).__name__}: {error}"
-            ) from error
+        with server_errors(self.deployment), get_client(sync_client=True) as client:
+            run: Any = _under_way(client, mark, self.exchange.address)
+            run = run or run_deployment(self.deployment, **options)
+            ours = run.parameters.get("run") == own
+            try:
+                state = _ended(client, run.id, f"stage {stage.name!r} of {self.deployment}")
+            except HTTPError:  # the remote run continues and is found at the next attempt
+                raise
+            except BaseException:
+                if ours:  # otherwise another run may still need it
+                    client.set_flow_run_state(run.id, Cancelling(), force=True)
+                raise
         if state.is_cancelled() and not ours:  # cancelled with the run that started it: start it again
             self._run(pipeline, stage)
         elif not state.is_completed():
-            why = (state.message or "no reason given").removeprefix("Flow run encountered an exception: ")
             raise StageError(
-                f"stage {stage.name!r} on {self.deployment}: {state.name}: {why}", died=state.is_crashed()
+                f"stage {stage.name!r} on {self.deployment}: {reason(state)}", died=state.is_crashed()
             )
+
+
+@contextlib.contextmanager
+def server_errors(deployment: str) -> Iterator[None]:
+    """`ServiceError` if the Prefect server does not answer or has no such deployment."""
+    from httpx import HTTPError
+    from prefect.exceptions import ObjectNotFound
+
+    try:
+        yield
+    except ObjectNotFound as error:
+        raise ServiceError(
+            f"the Prefect server has no deployment {deployment}; create it with `ratchet deploy`"
+        ) from error
+    except HTTPError as error:
+        raise ServiceError(
+            f"the Prefect server does not answer about {deployment}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def reason(state: State) -> str:
+    """The name of a final state, and why a flow run ended in it."""
+    why = (state.message or "no reason given").removeprefix("Flow run encountered an exception: ")
+    return f"{state.name}: {why}"
 
 
 def _under_way(client: Any, mark: str, address: str) -> Any:
@@ -120,19 +137,26 @@ def _ended(client: Any, run_id: Any, stage: str) -> Any:
     looked, warned = time.monotonic(), set[str]()
     while not (run := client.read_flow_run(run_id)).state.is_final():
         if time.monotonic() - looked > UNWORKED:
-            looked, why = time.monotonic(), ""
-            if run.state.is_scheduled():
-                why = f"{stage} waits for a worker"
-            elif run.work_pool_name and not _online(client, run.work_pool_name):
-                why = (
-                    f"{stage} runs, but no worker of the work pool {run.work_pool_name!r} is online; if its "
-                    f"machine is gone, cancel the flow run {run.name!r} on Prefect's page and run again"
-                )
+            looked, why = time.monotonic(), unworked(client, run, stage)
             if why and why not in warned:
                 log.warning("%s", why)
                 warned.add(why)
         time.sleep(POLL)
     return run.state
+
+
+def unworked(client: Any, run: Any, what: str) -> str:
+    """Why an unfinished flow run may not get on: no worker starts it, or none of its work pool is online;
+    empty if there is no such reason.
+    """
+    if run.state.is_scheduled():
+        return f"{what} waits for a worker"
+    if run.work_pool_name and not _online(client, run.work_pool_name):
+        return (
+            f"{what} runs, but no worker of the work pool {run.work_pool_name!r} is online; if its "
+            f"machine is gone, cancel the flow run {run.name!r} on Prefect's page and run again"
+        )
+    return ""
 
 
 def _online(client: Any, pool: str) -> bool:
