@@ -21,8 +21,8 @@ def one_machine(work: str, *, stage: str, job: str, gpus: int = 0) -> None:
     """Run this machine's ranks or engines of a stage until it ends; nothing if it has ended already.
 
     `work` is the stage's workspace, in a home that this machine sees under the same path, and `job` the id in
-    its `job.json`. Holds `gpus` slots of the Prefect concurrency limit `gpu`. `StageError` if the stage cannot
-    use this machine, or its part failed.
+    its `job.json`. Holds `gpus` slots of the Prefect concurrency limit `gpu`. `StageError` if the stage
+    cannot use this machine, or its part failed.
     """
     file, home = Path(work) / JOB, Path(work).parents[2]
     if not home.is_dir():

@@ -131,8 +131,8 @@ def execute_on_ranks(request: Mapping[str, Any], log: str) -> dict[str, Any]:
     except RendezvousTimeoutError:
         raise StageError(
             f"{job.name} needs {machines} machines, but not all joined within {JOIN_SECONDS} s; run "
-            f"`{command}` on each of the others (it prints why it cannot join), or start workers of the pool that "
-            "the deployment names for `machines`, then run again"
+            f"`{command}` on each of the others (it prints why it cannot join), or start workers of the "
+            "pool that the deployment names for `machines`, then run again"
         ) from None
     except ChildFailedError:
         raise failure_of(job) from None

@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -401,12 +402,12 @@ def answers(address: str) -> bool:
         return False
 
 
-def eventually(true: Callable[[], Any], seconds: float, what: str) -> Any:
+def eventually(true: Callable[[], Any], seconds: float, what: str, pause: float = 0.5) -> Any:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if found := true():
             return found
-        time.sleep(0.5)
+        time.sleep(pause)
     raise AssertionError(f"{what}: not within {seconds:.0f} s")
 
 
@@ -420,6 +421,11 @@ def post(env: dict[str, str], path: str, body: dict[str, Any]) -> Any:
 
 def states(env: dict[str, str]) -> list[str]:
     return [run["state_type"] for run in post(env, "flow_runs/filter", {})]
+
+
+def state_of(env: dict[str, str], run: dict[str, Any]) -> str:
+    with urllib.request.urlopen(f"{env['PREFECT_API_URL']}/flow_runs/{run['id']}", timeout=10) as answer:
+        return json.load(answer)["state_type"]
 
 
 def stop(child: subprocess.Popen[Any]) -> None:
@@ -841,6 +847,140 @@ def test_cancelled_run_ends_its_remote_stage_and_resumes(
         read_manifest(path) or {} for home in (near, far, alone) for path in home.glob("store/sft-*")
     ]
     assert len(manifests) == 3 and len({m["content"] for m in manifests}) == 1
+
+
+def over_machines(folder: Path, machines: int) -> str:
+    """A profile of two ranks on some machines, one inference engine on each; the file's path."""
+    test = (ROOT / "flows/recipes/profiles/test.yaml").read_text().replace("launch: inline", "launch: child")
+    file = folder / f"machines-{machines}.yaml"
+    file.write_text(f"{test}\nlearner: deepspeed\nranks: 2\nmachines: {machines}\nengines: 1\n")
+    return str(file)
+
+
+class OverMachines:
+    """A deployment of `sft` over two machines, both this one: workers of the pool `far` supply the second."""
+
+    options = ("sft.limit=64", "sft.fit.batch=4", "sft.fit.save_every=2", "evaluate.prompts=24")
+
+    def __init__(self, folder: Path, home: Path, env: dict[str, str], **deployment: Any) -> None:
+        self.folder, self.home, self.log = folder, home, f"log.{socket.gethostname()}.log"
+        self.env = env | {"RATCHET_ADDRESS": "127.0.0.1", "RATCHET_TEST_MARK": str(folder)}
+        file = written(
+            folder,
+            profile=over_machines(folder, 2),
+            home=str(home),
+            schedules=[],
+            machines={"name": "far"},
+            work_pool={"name": "local", "job_variables": {"working_dir": str(home)}},
+            **{"overrides": list(self.options), "until": "train", **deployment},
+        )
+        command = [sys.executable, "-m", "ratchet.flows.cli", "deploy", "--file", str(file)]
+        subprocess.run(command, cwd=folder, env=self.env, check=True)
+
+    def start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "prefect", "deployment", "run", "post_training/toy", "--watch"]
+        quiet = subprocess.DEVNULL
+        return subprocess.Popen(command, cwd=self.home, env=self.env, stdout=quiet, stderr=quiet)
+
+    def machines(self, stage: str) -> list[dict[str, Any]]:
+        """Flow runs of the second machine of a stage, oldest first."""
+        runs = post(self.env, "flow_runs/filter", {"sort": "START_TIME_ASC"})
+        return [run for run in runs if run["name"].endswith(f"-{stage}-machine-2")]
+
+    def text(self, log: str) -> str:
+        """The log of a stage of the run; empty before it is written."""
+        return next((file.read_text() for file in self.home.glob(f"runs/*/logs/{log}")), "")
+
+    def process(self, stage: str, what: str, here: bool) -> int | None:
+        """The last process of a stage's engine or rank, on the machine of the flow or on the second one."""
+        log = f"{stage}.log" if here else f"{stage}.{socket.gethostname()}.log"
+        found = re.findall(rf"{what} \d of \d: process (\d+)", self.text(log))
+        return int(found[-1]) if found else None
+
+    def checkpoint(self) -> list[Path]:
+        return list(self.home.glob("store/.work/sft-*/progress/checkpoint-*"))
+
+    def logs(self) -> str:
+        return "".join((self.folder / f"{pool}.log").read_text()[-4000:] for pool in ("local", "far"))
+
+
+@pytest.mark.slow
+def test_stages_over_machines_of_a_work_pool_make_the_bits_of_one_machine(
+    prefect: dict[str, str], fresh_home: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Two ranks train, and two engines sample, on one machine and on two."""
+    from ratchet.components.storage.store import read_manifest
+    from ratchet.tasks.pipeline import Pipeline
+
+    near, alone = fresh_home("near"), fresh_home("alone")
+    one = Pipeline.open("sft", home=alone, profile=over_machines(tmp_path, 1), overrides=OverMachines.options)
+    for name in one.stages:
+        one.make(name)
+    cluster = OverMachines(tmp_path, near, prefect, until="evaluate")
+    with workers(tmp_path, cluster.env, "local", "far"):
+        flow = cluster.start()
+        stage = "answers_policy"
+        engine = eventually(lambda: cluster.process(stage, "engine", here=True), 400, "sampling", 0.02)
+        os.kill(engine, signal.SIGSTOP)  # until the second machine samples
+        eventually(lambda: cluster.process(stage, "engine", here=False), 200, "an engine there")
+        os.kill(engine, signal.SIGCONT)
+        assert flow.wait(400) == 0, cluster.logs()
+        for stage in ("sft", "answers_policy"):
+            (run,) = cluster.machines(stage)
+            eventually(lambda run=run: state_of(prefect, run) == "COMPLETED", 60, f"the end of {run['name']}")
+            assert run["parent_task_run_id"] and run["work_pool_name"] == "far"
+    assert cluster.process("sft", "rank", here=True) and cluster.process("sft", "rank", here=False)
+    tasks = {run["name"] for run in post(prefect, "task_runs/filter", {})}
+    assert {"ranks of sft", "engines of answers_policy"} <= tasks
+    made = {path.name: read_manifest(path) or {} for path in alone.glob("store/*-*")}
+    assert len(made) >= 6
+    for name, manifest in made.items():
+        assert (read_manifest(near / "store" / name) or {})["content"] == manifest["content"], name
+    unfinished = [run["name"] for run in post(prefect, "flow_runs/filter", {}) if not run["end_time"]]
+    assert not unfinished
+
+
+@pytest.mark.slow
+def test_a_killed_machine_of_a_work_pool_is_requested_again_and_all_are_cancelled_with_the_flow(
+    prefect: dict[str, str], fresh_home: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The training stage fails, is tried again with a new machine, and continues; its flow is cancelled."""
+    from ratchet.tasks.process.orphans import marked
+
+    cluster = OverMachines(
+        tmp_path,
+        fresh_home("near"),
+        prefect,
+        overrides=["sft.limit=240", "sft.fit.batch=4", "sft.fit.epochs=200", "sft.fit.save_every=2"],
+    )
+    with workers(tmp_path, cluster.env, "local", "far") as started:
+        flow = cluster.start()
+        eventually(cluster.checkpoint, 400, "a checkpoint")
+        rank = cluster.process("sft", "rank", here=False)
+        assert rank
+        os.killpg(os.getpgid(rank), signal.SIGKILL)  # the flow run and its ranks
+        eventually(
+            lambda: [state_of(prefect, run) for run in cluster.machines("sft")] == ["CRASHED", "RUNNING"],
+            200,
+            "another machine",
+        )
+        eventually(lambda: cluster.process("sft", "rank", here=False) != rank, 200, "its ranks")
+        (leader,) = (run for run in post(prefect, "flow_runs/filter", {}) if not run["parent_task_run_id"])
+        ours = {worker.pid for worker in started.values()}
+        cancelling = {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": False}
+        post(prefect, f"flow_runs/{leader['id']}/set_state", cancelling)
+        eventually(
+            lambda: [state_of(prefect, run) for run in cluster.machines("sft")] == ["CRASHED", "CANCELLED"],
+            120,
+            "cancelling",
+        )
+        eventually(lambda: state_of(prefect, leader) == "CANCELLED", 120, "the end of the flow")
+        eventually(
+            lambda: {*marked(str(tmp_path), "RATCHET_TEST_MARK")} - {flow.pid} == ours,
+            60,
+            "the end of what the workers had started",
+        )
+        assert flow.wait(60)
 
 
 @pytest.mark.slow
