@@ -40,7 +40,13 @@ POOLS = {
     "far": {"type": "process", "base_job_template": str(ROOT / "infra/work_pools/process.json")},
     "cluster": {"type": "kubernetes", "base_job_template": str(ROOT / "infra/work_pools/kubernetes.json")},
     "docker": {"type": "docker", "base_job_template": str(ROOT / "infra/work_pools/docker.json")},
+    "few": {
+        "type": "process",
+        "base_job_template": str(ROOT / "infra/work_pools/process.json"),
+        "concurrency_limit": 3,
+    },
 }
+FOUR = {"profile": str(ROOT / "tests/flows/four_machines.yaml")}
 
 
 def written(folder: Path, **deployment: Any) -> Path:
@@ -114,6 +120,32 @@ def test_commented_example_in_deployments_file_is_valid(tmp_path: Path) -> None:
             {"stages": {"sft": {"name": "far"}}, "artifacts": "here"},
             "deployment 'toy': artifacts: 'here' is a different folder for each worker",
         ),
+        ({"machines": {"name": "far"}}, "toy': machines: the profile test has `machines: 1`; remove it"),
+        ({"machines": {"name": "far", "home": "/data"}}, "unknown key 'home'"),
+        ({"machines": {"name": "faar"}, **FOUR}, "machines: no work pool named 'faar'; did you mean 'far'"),
+        (
+            {"machines": {"name": "far", "job_variables": {"workng_dir": "x"}}, **FOUR},
+            "machines.job_variables: unknown key 'workng_dir'; did you mean 'working_dir'",
+        ),
+        ({"machines": {"name": "cluster"}, **FOUR}, "machines: home 'out' would be lost with its container"),
+        ({"machines": {"name": "far", "gpus": 3}, **FOUR}, "machines: needs 3 GPUs, but slots.gpu is 2"),
+        (
+            {"machines": {"name": "far", "gpus": 1}, **FOUR},
+            "machines: a stage on 4 machines needs 3 GPUs, but slots.gpu is 2",
+        ),
+        (
+            {"machines": {"name": "few"}, "work_pool": {"name": "few"}, **FOUR},
+            "machines: a stage on 4 machines needs 4 runs at once in 'few', whose concurrency_limit is 3",
+        ),
+        (
+            {
+                "machines": {"name": "few"},
+                "stages": {"sft": {"name": "few"}},
+                "artifacts": "s3://a/b",
+                **FOUR,
+            },
+            "machines: a stage on 4 machines needs 4 runs at once in 'few'",
+        ),
     ],
 )
 def test_invalid_deployments_are_one_sentence(wrong: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -132,6 +164,7 @@ def test_people_are_asked_where_the_flow_runs(tmp_path: Path) -> None:
 FLOWS = {
     "3f2c2f0e-7c3e-4b62-9d0a-2f3c6f0a9b11": "post_training",
     "3f2c2f0e-7c3e-4b62-9d0a-2f3c6f0a9b12": "one_stage",
+    "3f2c2f0e-7c3e-4b62-9d0a-2f3c6f0a9b13": "one_machine",
 }
 
 
@@ -315,11 +348,39 @@ def test_remote_stages_get_their_own_deployment(tmp_path: Path) -> None:
     }
 
 
+def test_machines_get_a_deployment_that_the_flow_and_its_remote_stages_know(tmp_path: Path) -> None:
+    server, stages = Server(), {"sft": {"name": "local", "home": "/far"}}
+    given = {
+        **FOUR,
+        "work_pool": {"name": "far"},
+        "stages": stages,
+        "artifacts": "s3://bucket/artifacts",
+        "machines": {
+            "name": "few",
+            "work_queue_name": "night",
+            "job_variables": {"env.RATCHET_ADDRESS": "a"},
+        },
+    }
+    made = deploy(written(tmp_path, **given), server)
+    assert {made[name][0] for name in ("toy", "toy.sft", "toy.machines")} == {"create"}
+    assert {what for what, _ in deploy(written(tmp_path, **given), server).values()} == {"keep"}
+    machines = server.deployments["one_machine/toy.machines"]
+    assert (machines.work_pool_name, machines.work_queue_name) == ("few", "night")
+    assert machines.parameters == {"gpus": 0} and machines.entrypoint.endswith("one_machine.one_machine")
+    assert machines.job_variables == {"working_dir": "/checkout", "env.RATCHET_ADDRESS": "a"}
+    for name in ("post_training/toy", "one_stage/toy.sft"):
+        assert server.deployments[name].parameters["machines"] == "one_machine/toy.machines"
+    without = deploy(written(tmp_path, **FOUR), server)
+    assert (without["toy"][0], without["toy.machines"][0]) == ("update", "remove")
+    assert server.deployments["post_training/toy"].parameters["machines"] is None, "they join by hand"
+
+
 @pytest.mark.parametrize(
     "asked",
     [
         {"home": "/data", "work_pool": {"name": "docker"}},
         {"stages": {"sft": {"name": "docker", "home": "/data"}}, "artifacts": "s3://bucket/artifacts"},
+        {"machines": {"name": "docker"}, "home": "/data", **FOUR},
         {
             "work_pool": {
                 "name": "local",
