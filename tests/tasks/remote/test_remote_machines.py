@@ -4,8 +4,11 @@ workers: test_deployments.py.)
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import logging
+import os
 import socket
 from collections.abc import Callable
 from dataclasses import asdict
@@ -208,10 +211,6 @@ def test_a_machine_takes_part_in_the_job_it_was_requested_for_only(
 def test_a_machine_runs_its_part_as_a_named_task_on_its_gpus(
     job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import contextlib
-    import importlib
-    import os
-
     flow, seen = importlib.import_module("ratchet.flows.one_machine"), []
 
     class Task:
@@ -228,7 +227,7 @@ def test_a_machine_runs_its_part_as_a_named_task_on_its_gpus(
 
 
 def test_a_machine_that_cannot_reach_the_stage_says_why(job: Callable[..., Job]) -> None:
-    flow = __import__("importlib").import_module("ratchet.flows.one_machine")
+    flow = importlib.import_module("ratchet.flows.one_machine")
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
     made = job()
