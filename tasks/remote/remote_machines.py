@@ -110,15 +110,19 @@ class _Machines:
             self.warned.add(why)
 
     def cancel(self, *, begun: bool) -> None:
-        """Cancel unfinished flow runs that no worker has begun, or all of them; others end with their job."""
+        """Cancel unfinished flow runs that have not begun, and with `begun` the others too, which otherwise
+        end with their job.
+        """
         from httpx import HTTPError
         from prefect.client.orchestration import get_client
-        from prefect.states import Cancelling
+        from prefect.states import Cancelled, Cancelling
 
         if not self.runs:
             return
         with contextlib.suppress(HTTPError), get_client(sync_client=True) as client:
             for run_id in self.runs:
                 state: Any = client.read_flow_run(run_id).state
-                if not state.is_final() and (begun or not state.is_running()):
-                    client.set_flow_run_state(run_id, Cancelling())
+                if state.is_scheduled() or state.is_pending():
+                    client.set_flow_run_state(run_id, Cancelled())  # a process about to start it will refuse
+                elif begun and not state.is_final():
+                    client.set_flow_run_state(run_id, Cancelling())  # its worker ends the process

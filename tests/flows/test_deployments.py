@@ -988,10 +988,14 @@ def test_stages_over_machines_of_a_work_pool_make_the_bits_of_one_machine(
         eventually(lambda: cluster.process(stage, "engine", here=False), 200, "an engine there")
         os.kill(engine, signal.SIGCONT)
         assert flow.wait(400) == 0, cluster.logs()
-        for stage in ("sft", "answers_policy"):
-            (run,) = cluster.machines(stage)
-            eventually(lambda run=run: state_of(prefect, run) == "COMPLETED", 60, f"the end of {run['name']}")
-            assert run["parent_task_run_id"] and run["work_pool_name"] == "far"
+        eventually(lambda: {"RUNNING", "PENDING", "CANCELLING"}.isdisjoint(states(prefect)), 60, "an end")
+        # cancelled: of stages that were over before their machine had started
+        assert {*states(prefect)} <= {"COMPLETED", "CANCELLED"}
+    for stage in ("sft", "answers_policy"):
+        (run,) = cluster.machines(stage)
+        assert (
+            run["state_type"] == "COMPLETED" and run["parent_task_run_id"] and run["work_pool_name"] == "far"
+        )
     assert cluster.process("sft", "rank", here=True) and cluster.process("sft", "rank", here=False)
     tasks = {run["name"] for run in post(prefect, "task_runs/filter", {})}
     assert {"ranks of sft", "engines of answers_policy"} <= tasks
@@ -999,8 +1003,6 @@ def test_stages_over_machines_of_a_work_pool_make_the_bits_of_one_machine(
     assert len(made) >= 6
     for name, manifest in made.items():
         assert (read_manifest(near / "store" / name) or {})["content"] == manifest["content"], name
-    unfinished = [run["name"] for run in post(prefect, "flow_runs/filter", {}) if not run["end_time"]]
-    assert not unfinished
 
 
 @pytest.mark.slow

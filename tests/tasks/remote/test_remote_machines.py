@@ -62,7 +62,7 @@ class Server:
         return []
 
     def set_flow_run_state(self, run: int, state: State[Any], **_: Any) -> None:
-        assert state.name == "Cancelling"
+        assert state.name == ("Cancelling" if self.states[run].is_running() else "Cancelled")
         self.cancelled.append(run)
 
 
