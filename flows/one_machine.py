@@ -4,19 +4,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 
-from prefect import flow, task
+from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from ratchet.components.errors import StageError
 from ratchet.tasks.process.joining import read_job, take_part
 from ratchet.tasks.process.locks import gpu_slots
 from ratchet.tasks.process.ranks import JOB, Job
-
-log = logging.getLogger("ratchet.one_machine")
 
 
 @flow(name="one_machine", persist_result=False, validate_parameters=False)
@@ -38,7 +35,7 @@ def one_machine(work: str, *, stage: str, job: str, gpus: int = 0) -> None:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)  # before this process starts another
         found = read_job(file)
         if found is None or found.id != job:
-            log.info("stage %r has ended without this machine", stage)
+            get_run_logger().info("stage %r has ended without this machine", stage)
             return
         machine.with_options(task_run_name=f"{'engines' if found.key else 'ranks'} of {stage}")(file, found)
 
@@ -46,4 +43,4 @@ def one_machine(work: str, *, stage: str, job: str, gpus: int = 0) -> None:
 @task(name="machine", cache_policy=NO_CACHE, persist_result=False)
 def machine(file: Path, job: Job) -> None:
     """Take part in the stage described in `file`."""
-    take_part(file, job, log.info)
+    take_part(file, job, get_run_logger().info)

@@ -1006,8 +1006,9 @@ def test_stages_over_machines_of_a_work_pool_make_the_bits_of_one_machine(
 
 
 @pytest.mark.slow
-def test_a_killed_machine_of_a_work_pool_is_requested_again_and_all_are_cancelled_with_the_flow(
-    prefect: dict[str, str], fresh_home: Callable[[str], Path], tmp_path: Path
+@pytest.mark.parametrize("end", ["CRASHED", "CANCELLED"])
+def test_a_lost_machine_of_a_work_pool_is_requested_again_and_all_are_cancelled_with_the_flow(
+    end: str, prefect: dict[str, str], fresh_home: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """The training stage fails, is tried again with a new machine, and continues; its flow is cancelled."""
     from ratchet.tasks.process.orphans import marked
@@ -1023,19 +1024,23 @@ def test_a_killed_machine_of_a_work_pool_is_requested_again_and_all_are_cancelle
         eventually(cluster.checkpoint, 400, "a checkpoint")
         rank = cluster.process("sft", "rank", here=False)
         assert rank
-        os.killpg(os.getpgid(rank), signal.SIGKILL)  # the flow run and its ranks
+        cancelling = {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": False}
+        (machine,) = cluster.machines("sft")
+        if end == "CRASHED":
+            os.killpg(os.getpgid(rank), signal.SIGKILL)  # the flow run and its ranks
+        else:
+            post(prefect, f"flow_runs/{machine['id']}/set_state", cancelling)
         eventually(
-            lambda: [state_of(prefect, run) for run in cluster.machines("sft")] == ["CRASHED", "RUNNING"],
+            lambda: [state_of(prefect, run) for run in cluster.machines("sft")] == [end, "RUNNING"],
             200,
             "another machine",
         )
         eventually(lambda: cluster.process("sft", "rank", here=False) != rank, 200, "its ranks")
         (leader,) = (run for run in post(prefect, "flow_runs/filter", {}) if not run["parent_task_run_id"])
         ours = {worker.pid for worker in started.values()}
-        cancelling = {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": False}
         post(prefect, f"flow_runs/{leader['id']}/set_state", cancelling)
         eventually(
-            lambda: [state_of(prefect, run) for run in cluster.machines("sft")] == ["CRASHED", "CANCELLED"],
+            lambda: [state_of(prefect, run) for run in cluster.machines("sft")] == [end, "CANCELLED"],
             120,
             "cancelling",
         )
