@@ -35,12 +35,11 @@ def join(home: Path, say: Callable[[str], None]) -> NoReturn:
             seen.add(job.id)
             try:
                 take_part(file, job, say)
-                break
-            except Rejected as error:
-                say(str(error))
             except StageError as error:
                 say(str(error))
-                break
+                if isinstance(error, Rejected):
+                    continue
+            break
         time.sleep(1.0)
 
 

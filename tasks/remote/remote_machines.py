@@ -70,13 +70,14 @@ class _Machines:
     def look(self, file: Path) -> None:
         from httpx import HTTPError
         from prefect.client.orchestration import get_client
+        from prefect.exceptions import ObjectNotFound
 
         if self.job is None:
             if (job := read_job(file)) is not None:
                 self.job = job
                 self._request(job)
         elif time.monotonic() - self.looked > POLL:
-            with contextlib.suppress(HTTPError), get_client(sync_client=True) as client:
+            with contextlib.suppress(HTTPError, ObjectNotFound), get_client(sync_client=True) as client:
                 for run_id, machine in self.runs.items():
                     self._follow(client, client.read_flow_run(run_id), machine, training=not self.job.key)
             self.looked = time.monotonic()
@@ -104,7 +105,7 @@ class _Machines:
         elif not run.state.is_completed():
             why = f"{machine}: {remote_stage.reason(run.state)}"
             if training and now - self.ended.setdefault(run.id, now) > ENDED:
-                raise StageError(why, died=run.state.is_crashed())
+                raise StageError(why, died=not run.state.is_failed())
         if why and why not in self.warned:
             log.warning("%s", why)
             self.warned.add(why)
@@ -115,11 +116,12 @@ class _Machines:
         """
         from httpx import HTTPError
         from prefect.client.orchestration import get_client
+        from prefect.exceptions import ObjectNotFound
         from prefect.states import Cancelled, Cancelling
 
         if not self.runs:
             return
-        with contextlib.suppress(HTTPError), get_client(sync_client=True) as client:
+        with contextlib.suppress(HTTPError, ObjectNotFound), get_client(sync_client=True) as client:
             for run_id in self.runs:
                 state: Any = client.read_flow_run(run_id).state
                 if state.is_scheduled() or state.is_pending():

@@ -141,8 +141,14 @@ def test_waiting_requests_are_cancelled_with_the_stage_and_all_with_its_flow(
 
 
 @pytest.mark.parametrize("key", ["", "secret"])
-def test_a_rejected_machine_is_a_warning_and_ends_a_training_stage(
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [(REJECTED, "Rejected: no GPU"), (State(type=StateType.CANCELLED), "no reason given")],
+)
+def test_a_rejected_or_cancelled_machine_is_a_warning_and_ends_a_training_stage(
     key: str,
+    end: State[Any],
+    reason: str,
     server: Server,
     job: Callable[..., Job],
     tmp_path: Path,
@@ -151,19 +157,19 @@ def test_a_rejected_machine_is_a_warning_and_ends_a_training_stage(
 ) -> None:
     with RemoteMachines("one_machine/x")("run-1", STAGE, tmp_path / "store/.work/sft-b") as look:
         job(key=key)
-        server.states = {1: DONE, 2: REJECTED}
+        server.states = {1: DONE, 2: end}
         for _ in range(3):
             look()
         assert [one.getMessage() for one in caplog.records] == [
-            "machine 3 of stage 'sft': Failed: Rejected: no GPU"
+            f"machine 3 of stage 'sft': {end.name}: {reason}"
         ]
         monkeypatch.setattr(remote_machines, "ENDED", 0.0)
         if key:
             look()  # engines: the other ones go on
         else:
-            with pytest.raises(StageError, match="machine 3 of stage 'sft': Failed: Rejected") as raised:
+            with pytest.raises(StageError, match=f"machine 3 of stage 'sft': {end.name}") as raised:
                 look()
-            assert not raised.value.retryable
+            assert raised.value.retryable == (end is not REJECTED)
 
 
 def test_machines_without_a_worker_and_a_server_that_is_away_are_waited_for(
@@ -174,6 +180,7 @@ def test_machines_without_a_worker_and_a_server_that_is_away_are_waited_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     from httpx import ConnectError
+    from prefect.exceptions import ObjectNotFound
 
     with RemoteMachines("one_machine/x")("run-1", STAGE, tmp_path / "store/.work/sft-b") as look:
         job()
@@ -184,8 +191,8 @@ def test_machines_without_a_worker_and_a_server_that_is_away_are_waited_for(
         job()
         server.away = None
         look()
-        server.away = ConnectError("refused")
-        look()
+        for server.away in (ConnectError("refused"), ObjectNotFound(Exception("a run was deleted"))):
+            look()
         server.away = None
         server.states = {1: SCHEDULED, 2: RUNNING}
         look()
