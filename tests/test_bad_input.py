@@ -423,7 +423,7 @@ REJECTED: dict[str, tuple[str, str | bytes, str]] = {
     "completions that are texts": (
         "d.jsonl",
         lines([{"instruction": "a", "completions": ["b", "c"]}] * 9),
-        "completions: expected objects with `response` and `overall_score`, got b",
+        "completions: expected objects with `response` and `overall_score`: got b",
     ),
     "a column twice": ("d.csv", table("prompt,prompt,completion", "x,{i}?,it"), "the column 'prompt' twice"),
     "a quote that never ends": ("d.csv", CSV.replace("what", '"what', 1), "unexpected end of data"),
@@ -434,14 +434,14 @@ REJECTED: dict[str, tuple[str, str | bytes, str]] = {
         "rating: expected a finite number",
     ),
     "an infinite rating": ("d.jsonl", lines(chats(rating=1.0)).replace("1.0", "1e999"), "got 'inf'"),
-    "a score that is NaN": ("d.jsonl", SCORES, "score_chosen: expected a finite number, got 'nan'"),
+    "a score that is NaN": ("d.jsonl", SCORES, "score_chosen: expected a finite number: got 'nan'"),
     "a list of ratings": ("d.jsonl", lines(chats(ratings=[1])), "ratings: expected an object or its JSON"),
     "meta that is no object": (
         "d.jsonl",
         lines(chats(meta="x")),
-        "meta: expected an object or its JSON, got x",
+        "meta: expected an object or its JSON: got x",
     ),
-    "an object as topic": ("d.jsonl", lines(chats(topic={"a": 1})), "topic: expected a text, got {'a': 1}"),
+    "an object as topic": ("d.jsonl", lines(chats(topic={"a": 1})), "topic: expected a text: got {'a': 1}"),
     "tools that are no JSON": ("d.jsonl", lines(chats(tools="[{")), "tools: expected a list of functions"),
     "a tool call as text": ("d.jsonl", calls("f(x)"), "tool_calls: expected a list of objects"),
     "a tool call without a name": ("d.jsonl", calls([{"arguments": "{}"}]), "needs the name of its function"),
@@ -458,7 +458,7 @@ REJECTED: dict[str, tuple[str, str | bytes, str]] = {
     "a list as reference answer": (
         "d.jsonl",
         lines([{"question": "1 + 1?", "answer": ["2"]}] * 9),
-        "answer: expected a text or a number, got ['2']",
+        "answer: expected a text or a number: got ['2']",
     ),
     "a verifiable reward without reference answers": (
         "d.jsonl",

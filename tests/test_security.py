@@ -96,7 +96,7 @@ def test_only_one_function_sets_trust_remote_code() -> None:
                 and "remote" in node.value
             ):
                 assert node.value == "--trust-remote-code" and file == Path(
-                    "components/inference/server.py"
+                    "components/inference/vllm_arguments.py"
                 ), f"{file}: {node.value!r}"
             if isinstance(node, (ast.FunctionDef, ast.Assign)) and "trusted" in (
                 getattr(node, "name", ""),

@@ -83,7 +83,7 @@ CASES: dict[str, tuple[str, Mapping[str, Any], str]] = {
         "'response'. Write `data.columns: {response: respons}`",
     ),
     "empty": ("sft", {"d.jsonl": []}, "d.jsonl holds no usable record: it is empty"),
-    "not UTF-8": ("sft", {"d.jsonl": LATIN}, "not valid JSON: 'utf-8' codec can't decode byte 0xe9"),
+    "not UTF-8": ("sft", {"d.jsonl": LATIN}, "'utf-8' codec can't decode byte 0xe9"),
     "no JSON": ("sft", {"d.json": b"[{"}, "d.json is not valid JSON: "),
     "JSON of a single thing": ("sft", {"d.json": b"3"}, "d.json holds a JSON int, expected a list of rows"),
     "no Parquet": ("sft", {"d.parquet": b"PAR1 no PAR1"}, "d.parquet is not a readable Parquet file: "),
