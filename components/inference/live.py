@@ -91,7 +91,7 @@ _KEPT: list[FileLock] = []
 
 
 def _remove_abandoned() -> None:
-    """Remove the folders of processes that were killed: nobody holds their lock."""
+    """Remove the folders of processes that were killed: their lock is free."""
     for folder in MEMORY.glob(f"{PREFIX}*/"):
         try:
             with FileLock(folder / IN_USE, timeout=0):
